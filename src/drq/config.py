@@ -1,0 +1,216 @@
+"""Every setting of a run. The paper's values are the defaults; what departs from them does so in `presets.py`.
+
+`agent_step`: one decision, one stored transition. `env_step` = agent_step x action repeat.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from tyro.conf import Fixed, Suppress, arg
+
+EncoderName = Literal["sac-ae", "nature", "dreamer", "impala", "d4pg"]
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """The task as the agent sees it."""
+
+    observation: Annotated[Literal["pixels", "state"], arg(aliases=["--observation"])] = "pixels"
+    """Images, or the simulator's state vector (dmc and vector-valued gym tasks): the paper's "SAC State"."""
+    action_repeat: int | None = None
+    """Env steps per agent step, rewards summed over them. Unset: the preset's value for the task."""
+    image_size: int = 84
+    """Height and width of an observation in pixels."""
+    frame_stack: int = 3
+    """Consecutive frames stacked into one observation."""
+    camera: int | None = None
+    """Camera of a control-suite task. Unset: 0, and 2 for quadruped."""
+    render: Literal["paper", "fast"] = "fast"
+    """Control suite: `paper` gives dm_control's own pixels, `fast` a smaller shadow map (docs/fidelity.md)."""
+    max_episode_steps: int | None = None
+    """Time limit in env steps for gym tasks. Unset: the environment's own."""
+
+
+@dataclass(frozen=True)
+class SACConfig:
+    """Soft actor-critic, regularised by DrQ."""
+
+    augmentation: str = "shift"
+    """Image transformation f: shift, cutout, hflip, vflip, rotate, intensity, none, or several joined by `+`."""
+    k: int = 2
+    """Views of the next observation averaged in the target (K)."""
+    m: int = 2
+    """Views of the observation averaged in the loss (M). K = M = 1 is RAD; augmentation none is plain SAC."""
+    batch_size: int = 512
+    """Transitions in a mini-batch (N)."""
+    discount: float = 0.99
+    """Discount factor gamma."""
+    n_step: int = 1
+    """Length of the return before the bootstrap."""
+    learning_rate: float = 1e-3
+    """Adam's learning rate for the critic, the actor and the temperature."""
+    tau: float = 0.01
+    """Rate of the target network's moving average."""
+    target_every: int = 2
+    """Updates between two moves of the target network."""
+    actor_every: int = 2
+    """Updates between two updates of the actor and the temperature."""
+    init_temperature: float = 0.1
+    """Initial entropy temperature alpha."""
+    target_entropy: float | None = None
+    """Entropy the temperature steers towards. Unset: minus the number of action dimensions."""
+    log_std_min: float = -10.0
+    """Lower bound of the policy's log standard deviation."""
+    log_std_max: float = 2.0
+    """Upper bound of the policy's log standard deviation."""
+    seed_steps: int = 1000
+    """Agent steps with uniformly random actions before the first update."""
+    updates_per_step: int = 1
+    """Updates after every agent step. The every-2nd rules count updates."""
+    encoder: EncoderName = "sac-ae"
+    """Convolutions: sac-ae (the paper's), nature, dreamer, impala or d4pg."""
+    freeze_encoder: bool = False
+    """Leave the convolutions at their random initial values."""
+    feature_dim: int = 50
+    """Size of the normalised feature vector that actor and critic each compute from the convolutions."""
+    hidden_dim: int = 1024
+    """Hidden units of actor and critic."""
+    pad: int = 4
+    """Random shift: largest offset in pixels."""
+    intensity_scale: float = 0.1
+    """Intensity: standard deviation of the factor (the paper's text)."""
+
+
+@dataclass(frozen=True)
+class DQNConfig:
+    """Efficient DQN (double, dueling, n-step), regularised by DrQ. The paper's Atari table."""
+
+    augmentation: str = "shift+intensity"
+    """Image transformation f. `none` is the paper's "Efficient DQN"."""
+    k: int = 1
+    """Views of the next observation averaged in the target (K)."""
+    m: int = 1
+    """Views of the observation averaged in the loss (M)."""
+    batch_size: int = 32
+    """Transitions in a mini-batch."""
+    discount: float = 0.99
+    """Discount factor gamma."""
+    n_step: int = 10
+    """Length of the multi-step return."""
+    learning_rate: float = 1e-4
+    """Adam's learning rate."""
+    adam_beta1: float = 0.9
+    """Adam's beta 1."""
+    adam_beta2: float = 0.999
+    """Adam's beta 2."""
+    adam_eps: float = 1.5e-4
+    """Adam's epsilon."""
+    max_grad_norm: float = 10.0
+    """Gradients are scaled down to this norm."""
+    target_every: int = 1
+    """Updates between two copies into the target network. At 1, the paper's value, target and online agree."""
+    double: bool = True
+    """The online network chooses the next action, the target network rates it."""
+    dueling: bool = True
+    """Separate value and advantage streams."""
+    hidden_dim: int = 512
+    """Hidden units of the head."""
+    shared_hidden: bool = False
+    """One hidden layer for both streams of the dueling head instead of one each (docs/fidelity.md)."""
+    loss: Literal["huber", "squared"] = "huber"
+    """Residual of the temporal-difference error; Huber's delta is 1."""
+    epsilon_final: float = 0.1
+    """Exploration epsilon after its decay."""
+    epsilon_decay_steps: int = 5000
+    """Agent steps over which epsilon falls from 1, once learning has begun."""
+    epsilon_eval: float = 0.05
+    """Epsilon of evaluation episodes."""
+    seed_steps: int = 1600
+    """Agent steps before the first update (the minimum replay size)."""
+    updates_per_step: int = 1
+    """Updates after every agent step."""
+    encoder: EncoderName = "nature"
+    """Convolutions."""
+    freeze_encoder: bool = False
+    """Leave the convolutions at their random initial values."""
+    pad: int = 4
+    """Random shift: largest offset in pixels."""
+    intensity_scale: float = 0.05
+    """Intensity: standard deviation of the factor (the paper's Atari code)."""
+
+
+AgentConfig = SACConfig | DQNConfig
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """The replay memory."""
+
+    capacity: int | None = 100_000
+    """Transitions kept. Unset (None): as many as the run has agent steps."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where frames live. auto: beside the agent."""
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Evaluation: its own environments, the mean (greedy) action, no augmentation."""
+
+    every: int = 10_000
+    """Env steps (Atari: agent steps) between evaluations. 0: only at the end."""
+    episodes: int = 10
+    """Episodes in an evaluation."""
+    min_agent_steps: int = 0
+    """Go on with whole episodes until this many agent steps are played (Atari's 125k), whatever `episodes` says."""
+    video: bool = True
+    """Record one episode of every evaluation."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How the mathematics is run. None of it changes what is computed, beyond rounding."""
+
+    precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
+    """Arithmetic of convolutions and linear layers. auto: bf16 on GPUs that have it, float32 on the CPU."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile the update. auto: on a GPU."""
+    cuda_graphs: Literal["auto", "on", "off"] = "auto"
+    """Capture updates and acting as CUDA graphs. auto: on a GPU."""
+    kernels: Literal["auto", "on", "off"] = "auto"
+    """CUDA kernels of our own for the convolutions. auto: on GPUs and shapes they are made for."""
+    eval_process: Literal["auto", "on", "off"] = "auto"
+    """Evaluate in a process of its own, beside training. auto: on a GPU."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One run."""
+
+    task: Annotated[str, Fixed, Suppress]
+    """`dmc/<domain>-<task>`, `gym/<id>`, `toy/<name>` or `atari/<game>`; `drq tasks` lists them."""
+    preset: Annotated[str, Fixed, Suppress]
+    """The named settings this run started from."""
+    agent: AgentConfig
+    """The learning algorithm."""
+    seed: int = 1
+    """Everything random follows from it."""
+    steps: int = 500_000
+    """Budget: env steps (Atari: agent steps)."""
+    dir: str | None = None
+    """Run folder. Unset: runs/<task>-<preset>-<seed>."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the agent learns."""
+    imports: Annotated[tuple[str, ...], arg(aliases=["--import"])] = ()
+    """Modules imported first, such as the one that registers your environment (`--import`)."""
+    checkpoint_every: int = 10_000
+    """Env steps (Atari: agent steps) between checkpoints."""
+    log_every: int = 1_000
+    """Env steps (Atari: agent steps) between rows of train.csv."""
+    wandb: bool = False
+    """Log to Weights & Biases as well (`pip install 'drq[wandb]'`)."""
+    env: EnvConfig = field(default_factory=EnvConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)

@@ -1,0 +1,142 @@
+"""The DeepMind Control Suite, from pixels or from state.
+
+Choices that change results:
+- An episode ends at the suite's time limit (1,000 env steps), which is not terminal: its discount stays 1.
+- The two lqr tasks have neither a time limit nor bounds on their actions: they get 1,000 env steps, like the
+  rest of the suite, and actions in [-1, 1]. Their model is drawn at random when it is built: always from the
+  same seed here.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drq.config import EnvConfig
+from drq.envs.episode import (
+    VIDEO_SIZE,
+    ActionRange,
+    EnvStep,
+    SteppedEnvironment,
+    limit_agent_steps,
+    limit_env_steps,
+)
+from drq.envs.protocol import Action, EnvSpec, Frame
+from drq.envs.rendering import FAST_SHADOW_SIZE, Camera, mujoco_imports, require_rendering
+from drq.errors import UserError
+
+_ENV_STEPS_WITHOUT_LIMIT = 1000
+_MODEL_SEED = 0
+
+
+def make_dmc(name: str, config: EnvConfig, action_repeat: int) -> SteppedEnvironment:
+    """The task `<domain>-<task>`.
+
+    Use the environment in one thread only: that of the first `reset`, where its OpenGL context is made.
+    """
+    if config.observation == "pixels":
+        require_rendering()
+    domain, task = name.split("-", 1)
+    simulator = _ControlSuite(domain, task, config)
+    limit = limit_env_steps(simulator.env_step_limit, config.max_episode_steps)
+    spec = EnvSpec(
+        task=f"dmc/{name}",
+        frame_shape=simulator.frame_shape,
+        frame_stack=config.frame_stack if config.observation == "pixels" else 1,
+        action_kind="continuous",
+        action_size=simulator.action_size,
+        action_repeat=action_repeat,
+        max_episode_agent_steps=limit_agent_steps(limit, action_repeat),
+    )
+    return SteppedEnvironment(spec, simulator, limit)
+
+
+class _ControlSuite:
+    """One task of the suite as a `Simulator`."""
+
+    def __init__(self, domain: str, task: str, config: EnvConfig) -> None:
+        with mujoco_imports():
+            from dm_control import suite
+        self._env: Any = suite.load(domain, task, task_kwargs={"random": _MODEL_SEED})
+        self._physics = self._env.physics
+        _without_own_contexts(self._physics)
+        self._pixels = config.observation == "pixels"
+        self._size = config.image_size
+        self._camera_id = self._checked_camera(config.camera, domain)
+        self._shadow_size = FAST_SHADOW_SIZE if config.render == "fast" else None
+        self._eye: Camera | None = None
+        self._video: Camera | None = None
+
+        bounds = self._env.action_spec()
+        # dm_control writes the absence of bounds as +-1e10.
+        self._action_range = ActionRange(bounds.minimum, bounds.maximum, unbounded=1e10)
+        self.action_size = int(bounds.shape[0])
+        self._observation: dict[str, Any] = {}
+        state_size = sum(math.prod(part.shape) for part in self._env.observation_spec().values())
+        self.frame_shape = (3, self._size, self._size) if self._pixels else (state_size,)
+
+    @property
+    def env_step_limit(self) -> int:
+        limit = self._env._step_limit  # the suite offers no public name for it
+        return _ENV_STEPS_WITHOUT_LIMIT if math.isinf(limit) else math.ceil(limit)
+
+    def begin(self, seed: int) -> None:
+        # All that an episode draws comes from this generator. With the same seed it is dm_control's own first
+        # episode of suite.load(..., task_kwargs={"random": seed}).
+        self._env.task._random = np.random.RandomState(seed % 2**32)
+        self._observation = self._env.reset().observation
+        # Terrain is uploaded when a context is made (quadruped-escape has a new one in every episode).
+        if self._physics.model.nhfield:
+            self.close()
+
+    def advance(self, action: Action) -> EnvStep:
+        assert isinstance(action, np.ndarray)
+        result = self._env.step(self._action_range(action))
+        self._observation = result.observation
+        terminated = result.last() and result.discount == 0.0
+        return EnvStep(float(result.reward), terminated, result.last() and not terminated)
+
+    def frame(self) -> Frame:
+        if not self._pixels:
+            return np.concatenate([np.ravel(part) for part in self._observation.values()], dtype=np.float32)
+        self._eye = self._current(self._eye, self._size)
+        return np.ascontiguousarray(self._eye.draw(self._physics.data.ptr).transpose(2, 0, 1))
+
+    def picture(self) -> NDArray[np.uint8]:
+        # A camera of its own, so that the buffer of observations stays small.
+        self._video = self._current(self._video, VIDEO_SIZE)
+        return self._video.draw(self._physics.data.ptr)
+
+    def close(self) -> None:
+        for camera in (self._eye, self._video):
+            if camera is not None:
+                camera.close()
+        self._eye = self._video = None
+
+    def _current(self, camera: Camera | None, size: int) -> Camera:
+        """The camera, made anew where there is none yet or the task has rebuilt its model."""
+        model = self._physics.model.ptr
+        if camera is not None and camera.model is model:
+            return camera
+        if camera is not None:
+            camera.close()
+        return Camera(model, size, self._camera_id, self._shadow_size)
+
+    def _checked_camera(self, camera: int | None, domain: str) -> int:
+        if camera is None:
+            return 2 if domain == "quadruped" else 0
+        cameras = int(self._physics.model.ncam)
+        if not 0 <= camera < cameras:
+            raise UserError(f"{domain} has no camera {camera}: set --env.camera to 0 to {cameras - 1}.")
+        return camera
+
+
+def _without_own_contexts(physics: Any) -> None:
+    """Keeps dm_control from opening an OpenGL context of its own.
+
+    quadruped-escape would, at every reset, even where only the state is asked for.
+    """
+    physics.__class__ = type("Physics", (physics.__class__,), {"contexts": None})

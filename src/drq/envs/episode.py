@@ -1,0 +1,165 @@
+"""Agent steps made of env steps: what the simulated families (dmc, gym, toy) have in common."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drq.envs.protocol import Action, EnvSpec, Frame, Step
+from drq.errors import UserError
+
+VIDEO_SIZE = 240
+"""Height and width of the pictures for videos, where an environment has no size of its own."""
+
+
+class EnvStep(NamedTuple):
+    """What one env step gives back."""
+
+    reward: float
+    terminated: bool
+    """The task itself ended: nothing can be earned any more."""
+    truncated: bool
+    """A time limit cut the episode short."""
+
+
+class Simulator(Protocol):
+    """A task one env step at a time: all that a family has to provide."""
+
+    def begin(self, seed: int) -> None:
+        """Starts an episode that depends on the seed alone."""
+        ...
+
+    def advance(self, action: Action) -> EnvStep: ...
+
+    def frame(self) -> Frame:
+        """A new array with what the agent sees of the current state."""
+        ...
+
+    def picture(self) -> NDArray[np.uint8]:
+        """The current state for a video: (height, width, 3)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SteppedEnvironment:
+    """An `Environment` that plays a `Simulator`: repeats actions, keeps time, checks ins and outs."""
+
+    def __init__(self, spec: EnvSpec, simulator: Simulator, time_limit: int | None) -> None:
+        """`time_limit` counts env steps; None leaves the simulator to end its episodes."""
+        self._spec = spec
+        self._simulator = simulator
+        self._time_limit = time_limit
+        self._env_step = 0
+        self._playing = False
+        self._first_frame_checked = False
+        self._render_seconds = 0.0
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._spec
+
+    @property
+    def render_seconds(self) -> float:
+        return self._render_seconds
+
+    def reset(self, seed: int) -> Frame:
+        self._simulator.begin(seed)
+        self._env_step = 0
+        self._playing = True
+        frame = self._frame()
+        if not self._first_frame_checked:
+            self._check(frame)
+            self._first_frame_checked = True
+        return frame
+
+    def step(self, action: Action) -> Step:
+        if not self._playing:
+            raise UserError(f"{self._spec.task} has no episode under way: call reset(seed) before step.")
+        action = self._checked(action)
+        reward = 0.0
+        terminated = truncated = False
+        for _ in range(self._spec.action_repeat):
+            env_step = self._simulator.advance(action)
+            self._env_step += 1
+            reward += env_step.reward
+            terminated = env_step.terminated
+            truncated = env_step.truncated or self._env_step == self._time_limit
+            if terminated or truncated:
+                self._playing = False
+                break
+        discount = 0.0 if terminated else 1.0
+        return Step(self._frame(), reward, discount, terminated or truncated, score=reward)
+
+    def render(self) -> NDArray[np.uint8]:
+        return self._simulator.picture()
+
+    def close(self) -> None:
+        self._playing = False
+        self._simulator.close()
+
+    def _frame(self) -> Frame:
+        started = time.perf_counter()
+        frame = self._simulator.frame()
+        if self._spec.pixels:
+            self._render_seconds += time.perf_counter() - started
+        return frame
+
+    def _check(self, frame: Frame) -> None:
+        """Refuses an environment whose frames are not what it promised."""
+        promised = np.dtype(np.uint8 if self._spec.pixels else np.float32)
+        if frame.shape != self._spec.frame_shape or frame.dtype != promised:
+            raise UserError(
+                f"{self._spec.task} promised frames of {promised} {self._spec.frame_shape} but gave {frame.dtype} "
+                f"{frame.shape}: make its observation_space agree with its observations."
+            )
+
+    def _checked(self, action: Action) -> Action:
+        """The action in the form simulators take: an int, or a float32 vector within [-1, 1]."""
+        size = self._spec.action_size
+        if self._spec.action_kind == "discrete":
+            if np.ndim(action) != 0 or not 0 <= int(action) < size:
+                raise UserError(f"{self._spec.task} takes actions from 0 to {size - 1}, not {action!r}.")
+            return int(action)
+        vector = np.asarray(action, dtype=np.float32)
+        if vector.shape != (size,):
+            raise UserError(f"{self._spec.task} takes actions of shape ({size},), not {vector.shape}.")
+        if not np.isfinite(vector).all():
+            raise UserError(
+                f"An action for {self._spec.task} is not finite, so the agent has diverged: "
+                "try a smaller --agent.learning-rate."
+            )
+        return np.clip(vector, -1.0, 1.0)
+
+
+class ActionRange:
+    """Maps [-1, 1] onto an environment's own bounds; components without bounds take the action as it is."""
+
+    def __init__(
+        self, low: NDArray[np.float64], high: NDArray[np.float64], unbounded: float = np.inf
+    ) -> None:
+        """A component reaching `unbounded` or beyond on either side counts as having no bounds."""
+        bounded = (low > -unbounded) & (high < unbounded)
+        self._low, self._high = low, high
+        # Written as middle + half x action so that bounds of [-1, 1] hand the action on bit for bit.
+        self._middle = np.where(bounded, low / 2 + high / 2, 0.0)
+        self._half = np.where(bounded, high / 2 - low / 2, 1.0)
+
+    def __call__(self, action: NDArray[np.float32]) -> NDArray[np.float64]:
+        scaled: NDArray[np.float64] = np.clip(self._middle + self._half * action, self._low, self._high)
+        return scaled
+
+
+def limit_env_steps(own: int | None, configured: int | None) -> int | None:
+    """The tighter of an environment's own time limit and the configured one."""
+    limits = [limit for limit in (own, configured) if limit is not None]
+    return min(limits, default=None)
+
+
+def limit_agent_steps(env_steps: int | None, action_repeat: int) -> int | None:
+    """Agent steps in an episode of so many env steps; the last one may be cut short."""
+    return None if env_steps is None else math.ceil(env_steps / action_repeat)

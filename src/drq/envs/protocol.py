@@ -1,0 +1,91 @@
+"""What an environment is to the rest of the package.
+
+An environment hands over *single* frames. Stacks are rebuilt by index where they are needed (replay, acting), so
+that a frame is kept once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Frame = NDArray[np.uint8] | NDArray[np.float32]
+Action = NDArray[np.float32] | int
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """The shape of a task: all an agent, a replay and a loop need to know of it."""
+
+    task: str
+    """Full name, such as `dmc/walker-walk`."""
+    frame_shape: tuple[int, ...]
+    """Shape of one frame: (channels, height, width) for pixels, (size,) for state."""
+    frame_stack: int
+    """How many consecutive frames make an observation (1 for state)."""
+    action_kind: Literal["continuous", "discrete"]
+    """Continuous actions are vectors in [-1, 1]; discrete ones are integers from 0."""
+    action_size: int
+    """Length of the action vector, or number of discrete actions."""
+    action_repeat: int
+    """Env steps (Atari: frames) that one agent step takes."""
+    max_episode_agent_steps: int | None
+    """The time limit in agent steps, if there is one."""
+    budget_counts: Literal["env_step", "agent_step"] = "env_step"
+    """What `--steps` and evaluation intervals count: env steps, or agent steps for Atari, as in the paper."""
+    random_return: float | None = None
+    """Mean return of uniformly random actions, where it is known."""
+    perfect_return: float | None = None
+    """Mean return of a perfect (Atari: human) player, where it is known."""
+
+    @property
+    def pixels(self) -> bool:
+        return len(self.frame_shape) == 3
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        """Shape of a stacked observation: frames concatenated along the first axis, oldest first."""
+        return (self.frame_shape[0] * self.frame_stack, *self.frame_shape[1:])
+
+
+class Step(NamedTuple):
+    """What one agent step gives back."""
+
+    frame: Frame
+    """The newest single frame."""
+    reward: float
+    """What the agent learns from, summed over the action repeat (Atari: clipped)."""
+    discount: float
+    """0.0 where the return ends (a terminal state, a lost life), 1.0 elsewhere. A time limit does not end it."""
+    done: bool
+    """The episode is over, by termination or by a time limit: `reset` comes next."""
+    score: float
+    """What counts in a reported return (Atari: unclipped)."""
+
+
+class Environment(Protocol):
+    """One task. Everything an episode draws at random follows from the seed given to `reset`, so that an episode
+    can be played again from its seed and its actions: that is how a run resumes in the middle of one."""
+
+    @property
+    def spec(self) -> EnvSpec: ...
+
+    @property
+    def render_seconds(self) -> float:
+        """Seconds spent so far on drawing frames, for the progress line's shares of time."""
+        ...
+
+    def reset(self, seed: int) -> Frame:
+        """Begins an episode and returns its first frame."""
+        ...
+
+    def step(self, action: Action) -> Step: ...
+
+    def render(self) -> NDArray[np.uint8]:
+        """An RGB image of the current state for videos: (height, width, 3)."""
+        ...
+
+    def close(self) -> None: ...

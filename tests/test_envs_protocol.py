@@ -1,0 +1,151 @@
+"""Every environment keeps the one protocol, whatever its family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from drq.config import EnvConfig
+from drq.envs import Action, Environment, EnvSpec, make
+from drq.envs.rendering import choose_backend, missing_libraries
+from drq.errors import UserError
+
+needs_gl = pytest.mark.skipif(bool(missing_libraries(choose_backend())), reason="no OpenGL libraries")
+
+SMALL = EnvConfig(image_size=32)
+STATE = EnvConfig(observation="state")
+CASES = [
+    pytest.param("toy/reach", SMALL, 1, id="toy-continuous"),
+    pytest.param("toy/catch", SMALL, 1, id="toy-discrete"),
+    pytest.param("toy/reach", EnvConfig(image_size=84, frame_stack=2), 3, id="toy-repeat"),
+    pytest.param("toy/reach", STATE, 1, id="toy-state"),
+    pytest.param("dmc/cartpole-swingup", EnvConfig(max_episode_steps=45), 8, id="dmc-pixels", marks=needs_gl),
+    pytest.param("dmc/walker-walk", STATE, 100, id="dmc-state"),
+    pytest.param("gym/Pendulum-v1", STATE, 7, id="gym-state"),
+    pytest.param("gym/CartPole-v1", STATE, 1, id="gym-discrete"),
+    pytest.param(
+        "gym/InvertedPendulum-v5", EnvConfig(max_episode_steps=9), 2, id="gym-render", marks=needs_gl
+    ),
+]
+
+
+def random_action(spec: EnvSpec, rng: np.random.Generator) -> Action:
+    if spec.action_kind == "discrete":
+        return int(rng.integers(spec.action_size))
+    return rng.uniform(-1, 1, spec.action_size).astype(np.float32)
+
+
+def play(env: Environment, seed: int, agent_steps: int) -> list[Any]:
+    """An episode's first frames, rewards and flags, with actions that follow from the seed."""
+    rng = np.random.default_rng(seed)
+    record: list[Any] = [env.reset(seed)]
+    for _ in range(agent_steps):
+        step = env.step(random_action(env.spec, rng))
+        record += [step.frame, step.reward, step.discount, step.done]
+        if step.done:
+            break
+    return record
+
+
+def same(left: list[Any], right: list[Any]) -> bool:
+    return len(left) == len(right) and all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize(("task", "config", "action_repeat"), CASES)
+def test_an_environment_keeps_the_protocol(task: str, config: EnvConfig, action_repeat: int) -> None:
+    env = make(task, config, action_repeat)
+    spec = env.spec
+    assert spec.task == task
+    assert spec.action_repeat == action_repeat
+    assert spec.pixels == (config.observation == "pixels")
+    assert spec.frame_stack == (config.frame_stack if spec.pixels else 1)
+    if spec.pixels:
+        assert spec.frame_shape[1:] == (config.image_size, config.image_size)
+
+    with pytest.raises(UserError, match=r"reset\(seed\)"):
+        env.step(random_action(spec, np.random.default_rng(0)))
+
+    frame = env.reset(5)
+    kept = frame.copy()
+    rng = np.random.default_rng(5)
+    agent_steps, done = 0, False
+    while not done:
+        step = env.step(random_action(spec, rng))
+        agent_steps += 1
+        done = step.done
+        assert step.frame.shape == spec.frame_shape
+        assert step.frame.dtype == (np.uint8 if spec.pixels else np.float32)
+        assert step.frame.flags["C_CONTIGUOUS"]
+        assert isinstance(step.reward, float)
+        assert step.score == step.reward
+        assert step.discount in (0.0, 1.0)
+        assert step.discount == 1.0 or step.done
+    assert spec.max_episode_agent_steps is not None
+    assert agent_steps <= spec.max_episode_agent_steps
+    assert np.array_equal(frame, kept), "a frame changed after it was handed over"
+    assert (env.render_seconds > 0) == spec.pixels
+    with pytest.raises(UserError, match=r"reset\(seed\)"):
+        env.step(random_action(spec, rng))
+    env.close()
+
+
+@pytest.mark.parametrize(("task", "config", "action_repeat"), CASES)
+def test_an_episode_follows_from_its_seed_and_actions(
+    task: str, config: EnvConfig, action_repeat: int
+) -> None:
+    env, fresh = make(task, config, action_repeat), make(task, config, action_repeat)
+    first = play(env, seed=11, agent_steps=4)
+    assert not same(first, play(env, seed=12, agent_steps=4))
+    assert same(first, play(env, seed=11, agent_steps=4)), "another episode in between left a trace"
+    assert same(first, play(fresh, seed=11, agent_steps=4)), "the episode depends on the object, not the seed"
+    env.close()
+    fresh.close()
+
+
+@pytest.mark.parametrize("task", ["toy/reach", "toy/catch"])
+def test_pictures_for_videos_do_not_touch_the_episode(task: str) -> None:
+    watched, alone = make(task, SMALL, 1), make(task, SMALL, 1)
+    watched.reset(1)
+    picture = watched.render()
+    assert picture.ndim == 3
+    assert picture.shape[2] == 3
+    assert min(picture.shape[:2]) > SMALL.image_size
+    assert picture.dtype == np.uint8
+    assert same(play(watched, 1, 3), play(alone, 1, 3))
+
+
+def test_an_action_of_the_wrong_kind_is_refused() -> None:
+    reach, catch = make("toy/reach", SMALL, 1), make("toy/catch", SMALL, 1)
+    reach.reset(0)
+    catch.reset(0)
+    with pytest.raises(UserError, match=r"actions of shape \(2,\), not \(3,\)"):
+        reach.step(np.zeros(3, np.float32))
+    with pytest.raises(UserError, match="not finite"):
+        reach.step(np.array([np.nan, 0], np.float32))
+    with pytest.raises(UserError, match="actions from 0 to 2, not 3"):
+        catch.step(3)
+
+
+def test_actions_beyond_the_range_are_clipped() -> None:
+    far, edge = make("toy/reach", STATE, 1), make("toy/reach", STATE, 1)
+    far.reset(0)
+    edge.reset(0)
+    assert np.array_equal(
+        far.step(np.array([5, -5], np.float32)).frame, edge.step(np.array([1, -1], np.float32)).frame
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "action_repeat", "flag"),
+    [
+        (SMALL, 0, "action-repeat"),
+        (EnvConfig(image_size=0), 1, "image-size"),
+        (EnvConfig(frame_stack=0), 1, "frame-stack"),
+        (EnvConfig(max_episode_steps=0), 1, "max-episode-steps"),
+    ],
+)
+def test_impossible_settings_name_their_flag(config: EnvConfig, action_repeat: int, flag: str) -> None:
+    with pytest.raises(UserError, match=f"--env.{flag} is 0"):
+        make("toy/reach", config, action_repeat)
