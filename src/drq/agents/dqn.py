@@ -1,0 +1,182 @@
+"""Efficient DQN + DrQ: deep Q-learning for discrete actions, its targets and losses averaged over augmented views.
+
+Double, dueling, with n-step returns (the replay builds those). Without augmentation it is the paper's "Efficient DQN".
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+from torch.optim import Optimizer
+
+from drq import regularize
+from drq.agents.protocol import Metrics, adam
+from drq.augment import Augmentation, parse
+from drq.config import DQNConfig
+from drq.envs.protocol import EnvSpec
+from drq.networks.encoders import Encoder, make_encoder, orthogonal_init
+from drq.regularize import Transformations
+from drq.replay import Batch
+
+
+class QNetwork(nn.Module):
+    """Observations to the values of all actions.
+
+    The dueling head is Q(s, a) = V(s) + A(s, a) - mean over a' of A(s, a'). V and A each have hidden units of their
+    own; with `shared_hidden` they read the same ones.
+
+    Weights start orthogonal, with zero biases, as in the rest of the package: the paper names no initialisation for
+    Atari, and this is its authors' for control.
+    """
+
+    def __init__(self, encoder: Encoder, actions: int, config: DQNConfig) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.dueling = config.dueling
+        streams = 2 if config.dueling and not config.shared_hidden else 1
+        self.hidden = nn.ModuleList(nn.Linear(encoder.output_size, config.hidden_dim) for _ in range(streams))
+        self.advantage = Float32Linear(config.hidden_dim, actions)
+        self.value = Float32Linear(config.hidden_dim, 1) if config.dueling else None
+        for part in (self.hidden, self.advantage, self.value):
+            if part is not None:
+                orthogonal_init(part)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        convolved = self.encoder(obs)
+        hidden = [F.relu(layer(convolved)) for layer in self.hidden]
+        advantage: Tensor = self.advantage(hidden[0])
+        if self.value is None:
+            return advantage
+        value: Tensor = self.value(hidden[-1])
+        return value + advantage - advantage.mean(1, keepdim=True)
+
+
+class Float32Linear(nn.Linear):
+    """A linear layer in float32 whatever the engine's precision.
+
+    Two actions' values often differ by less than bfloat16 can tell apart.
+    """
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.autocast(inputs.device.type, enabled=False):
+            return super().forward(inputs.float())
+
+
+class DQN:
+    """The agent of the paper's Atari experiments."""
+
+    compiled = ("loss",)
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        config: DQNConfig,
+        device: torch.device,
+        augmentation: Augmentation | None = None,
+    ) -> None:
+        self.config = config
+        self.batch_size = config.batch_size
+        self.image_size = (spec.frame_shape[1], spec.frame_shape[2]) if spec.pixels else (0, 0)
+        self.actions = spec.action_size
+        self.f = augmentation or parse(
+            config.augmentation if spec.pixels else "none",
+            pad=config.pad,
+            intensity_scale=config.intensity_scale,
+        )
+        encoder = make_encoder(config.encoder, spec.observation_shape)
+        self.online = QNetwork(encoder, spec.action_size, config).to(device)
+        # Copied after every update, the target network is the online network at every update: one will do.
+        self.copies_target = config.target_every > 1
+        self.target = copy.deepcopy(self.online).requires_grad_(False) if self.copies_target else self.online
+        encoder.requires_grad_(not config.freeze_encoder)
+
+        self.trained = [p for p in self.online.parameters() if p.requires_grad]
+        self.optimizers: dict[str, Optimizer] = {
+            "online": adam(
+                self.trained,
+                config.learning_rate,
+                betas=(config.adam_beta1, config.adam_beta2),
+                eps=config.adam_eps,
+            )
+        }
+        self.modules = nn.ModuleDict({"online": self.online})
+        if self.copies_target:
+            self.modules["target"] = self.target
+
+    def epsilon(self, agent_step: int) -> float:
+        """Share of random actions: 1 until learning begins, then linearly down to its final value."""
+        c = self.config
+        learning = agent_step - c.seed_steps
+        if learning < 0:
+            return 1.0
+        left = 1.0 - learning / c.epsilon_decay_steps if learning < c.epsilon_decay_steps else 0.0
+        return c.epsilon_final + (1.0 - c.epsilon_final) * left
+
+    def exploration(self, count: int, agent_step: int, generator: Generator) -> Tensor:
+        return self._epsilon_greedy(count, self.epsilon(agent_step), generator)
+
+    def evaluation(self, count: int, generator: Generator) -> Tensor:
+        return self._epsilon_greedy(count, self.config.epsilon_eval, generator)
+
+    def _epsilon_greedy(self, count: int, epsilon: float, generator: Generator) -> Tensor:
+        """Columns: a uniform number, a random action, ε. The random action is taken where the number is below ε."""
+        device = generator.device
+        uniform = torch.rand(count, generator=generator, device=device)
+        action = torch.randint(self.actions, (count,), generator=generator, device=device)
+        return torch.stack([uniform, action.float(), torch.full_like(uniform, epsilon)], dim=1)
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, noise: Tensor) -> Tensor:
+        uniform, random_action, epsilon = noise.unbind(1)
+        return torch.where(uniform < epsilon, random_action.long(), self.online(obs).argmax(1))
+
+    def draw(self, generator: Generator) -> Transformations:
+        c = self.config
+        return regularize.draw(self.f, c.batch_size, c.k, c.m, self.image_size, generator)
+
+    def phase(self, update: int) -> bool:
+        """Whether this update ends with a copy into the target network."""
+        return self.copies_target and (update + 1) % self.config.target_every == 0
+
+    def update(self, batch: Batch, draws: Transformations, phase: bool) -> Metrics:
+        loss, metrics = self.loss(batch, draws)
+        optimizer = self.optimizers["online"]
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward(inputs=self.trained)
+        norm = nn.utils.clip_grad_norm_(self.trained, self.config.max_grad_norm)
+        optimizer.step()
+        if phase:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self.target.parameters()), list(self.online.parameters()))
+        return metrics | {"grad_norm": norm}
+
+    def loss(self, batch: Batch, draws: Transformations) -> tuple[Tensor, Metrics]:
+        """J_Q of Algorithm 1, and metrics."""
+        metrics: Metrics = {}
+
+        def value(next_views: Tensor) -> Tensor:
+            # The target network rates the action; double Q-learning lets the online network choose it.
+            rated = self.target(next_views)
+            chooser = self.online if self.config.double else self.target
+            best = rated if chooser is self.target else chooser(next_views)
+            return _at(rated, best.argmax(1))
+
+        def residual(obs_views: Tensor, y: Tensor) -> Tensor:
+            q = _at(self.online(obs_views), regularize.repeat(batch.action, self.config.m))
+            metrics["q"] = q.detach().mean()
+            error = F.huber_loss if self.config.loss == "huber" else F.mse_loss
+            return error(q, y, reduction="none")
+
+        next_views = regularize.views(self.f, batch.next_obs, draws.nu_next)
+        y = regularize.target(batch, next_views, value)
+        obs_views = regularize.views(self.f, batch.obs, draws.nu)
+        loss = regularize.loss(obs_views, y, residual)
+        return loss, metrics | {"loss": loss.detach(), "target_q": y.mean()}
+
+
+def _at(q: Tensor, action: Tensor) -> Tensor:
+    """The value of one action in each row."""
+    return q.gather(1, action[:, None]).squeeze(1)

@@ -1,0 +1,117 @@
+"""The five image encoders of the paper's first figure, and one for state vectors.
+
+An encoder is the convolutional part alone: actor and critic each follow it with a trunk of their own. Sizes are
+worked out from the image, so any image size and number of channels that leaves at least one pixel will do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from drq.errors import UserError
+
+
+def orthogonal_init(module: nn.Module) -> None:
+    """Orthogonal weights, gain √2 for convolutions (ReLU follows them) and 1 for linear layers; zero biases."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d | nn.Linear):
+            gain = math.sqrt(2) if isinstance(part, nn.Conv2d) else 1.0
+            nn.init.orthogonal_(part.weight, gain)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+
+
+def _convolutions(channels: int, layers: list[tuple[int, int, int]]) -> nn.Sequential:
+    """Unpadded convolutions, each with its ReLU, from rows of (output channels, kernel, stride)."""
+    modules: list[nn.Module] = []
+    for out, kernel, stride in layers:
+        modules += [nn.Conv2d(channels, out, kernel, stride), nn.ReLU()]
+        channels = out
+    return nn.Sequential(*modules)
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(x)  # type: ignore[no-any-return]
+
+
+def _impala(channels: int) -> nn.Sequential:
+    modules: list[nn.Module] = []
+    for out in (16, 32, 32):
+        modules += [
+            nn.Conv2d(channels, out, 3, padding=1),
+            nn.MaxPool2d(3, stride=2, padding=1),
+            _Residual(out),
+            _Residual(out),
+        ]
+        channels = out
+    return nn.Sequential(*modules, nn.ReLU())
+
+
+ENCODERS: dict[str, Callable[[int], nn.Sequential]] = {
+    "sac-ae": lambda c: _convolutions(c, [(32, 3, 2), (32, 3, 1), (32, 3, 1), (32, 3, 1)]),
+    "nature": lambda c: _convolutions(c, [(32, 8, 4), (64, 4, 2), (64, 3, 1)]),
+    "dreamer": lambda c: _convolutions(c, [(32, 4, 2), (64, 4, 2), (128, 4, 2), (256, 4, 2)]),
+    "impala": _impala,
+    "d4pg": lambda c: _convolutions(c, [(32, 3, 2), (32, 3, 1)]),
+}
+"""Name to a function from the number of input channels to the layers."""
+
+
+class PixelEncoder(nn.Module):
+    """Images with values 0 to 255, [B, C, H, W], to a flat feature vector."""
+
+    def __init__(self, name: str, observation_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        channels, height, width = observation_shape
+        self.name = name
+        self.layers = ENCODERS[name](channels)
+        orthogonal_init(self.layers)
+        try:
+            with torch.no_grad():
+                shape = self.layers(torch.zeros(1, *observation_shape)).shape
+        except RuntimeError as error:
+            raise UserError(
+                f"The encoder {name!r} cannot work on images of {height}x{width}: "
+                "choose larger images (--env.image-size) or another encoder (--agent.encoder)."
+            ) from error
+        self.output_size = math.prod(shape[1:])
+
+    def forward(self, images: Tensor) -> Tensor:
+        # Scaling comes after augmentation, so that augmentations see the pixels as they are.
+        convolved: Tensor = self.layers(images.float() / 255.0)
+        # A pixel's channels stay together: the order in which convolutions are fast, so that nothing is turned.
+        return convolved.permute(0, 2, 3, 1).flatten(1)
+
+
+class StateEncoder(nn.Module):
+    """A state vector is its own feature vector."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.output_size = size
+
+    def forward(self, states: Tensor) -> Tensor:
+        return states
+
+
+Encoder = PixelEncoder | StateEncoder
+
+
+def make_encoder(name: Literal["sac-ae", "nature", "dreamer", "impala", "d4pg"], shape: tuple[int, ...]) -> Encoder:
+    """The encoder for observations of this shape: the named one for images, none for state vectors."""
+    return PixelEncoder(name, shape) if len(shape) == 3 else StateEncoder(shape[0])
