@@ -1,0 +1,62 @@
+"""CUDA graphs: record a function's kernels once, replay them with one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+import torch
+from torch import Generator
+
+from drq.agents.protocol import Agent
+
+T = TypeVar("T")
+
+WARMUPS = 3
+"""Runs before the capture: compilation, cuDNN's search for algorithms and lazy initialisation are not capturable."""
+
+
+class Captured(Generic[T]):
+    """A function without arguments, recorded as a CUDA graph. Its results live in memory that a replay overwrites."""
+
+    def __init__(self, function: Callable[[], T], generators: list[Generator]) -> None:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARMUPS):
+                function()
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        for generator in generators:
+            self._graph.register_generator_state(generator)
+        with torch.cuda.graph(self._graph):
+            self._result = function()
+
+    def replay(self) -> T:
+        self._graph.replay()
+        return self._result
+
+
+@contextmanager
+def without_a_trace(agent: Agent, generator: Generator) -> Iterator[None]:
+    """Undoes, in place, what warm-up runs did to weights, optimisers and random numbers."""
+    tensors = [*agent.modules.parameters(), *agent.modules.buffers()]
+    weights = [tensor.detach().clone() for tensor in tensors]
+    states = {
+        id(parameter): {key: value.clone() for key, value in state.items()}
+        for optimizer in agent.optimizers.values()
+        for parameter, state in optimizer.state.items()
+    }
+    random = generator.get_state()
+    yield
+    with torch.no_grad():
+        for tensor, saved in zip(tensors, weights, strict=True):
+            tensor.copy_(saved)
+        for optimizer in agent.optimizers.values():
+            for parameter, state in optimizer.state.items():
+                before = states.get(id(parameter))
+                for key, value in state.items():
+                    # A state made by the warm-up was empty before it, and Adam's starts from zero.
+                    value.copy_(before[key]) if before else value.zero_()
+    generator.set_state(random)

@@ -1,0 +1,13 @@
+"""Convolutions of the paper's encoder as CUDA kernels, close to the memory's speed.
+
+What limits a convolution of 32 channels is moving bytes: a library re-reads every pixel nine times through the
+second-level cache, and adds bias and ReLU in further passes. These kernels hold a tile and its margin in shared memory,
+read it there nine times, and multiply on the tensor cores; the first layer reads single uint8 frames straight from the
+replay, stacks and shifts them while loading, and serves two networks at once. They are CUDA C++, compiled at first use
+by the NVRTC inside PyTorch; `reference` is the same in plain PyTorch. `benchmarks/kernels.py` measures both.
+"""
+
+from .encoder import encode_views, encode_views_two, prepare, supported
+from .runtime import available
+
+__all__ = ["available", "encode_views", "encode_views_two", "prepare", "supported"]

@@ -1,0 +1,103 @@
+// The instructions the kernels are built from: everything that is PTX, and nothing else.
+// tests/kernel_emulator.h offers the same names on the CPU, so that the kernels are tested without a GPU.
+
+typedef unsigned int u32;
+typedef unsigned short u16;  // the bits of a bfloat16
+typedef unsigned char u8;
+
+struct alignas(16) Vec4 {
+    u32 v[4];
+};
+
+// Start of the block's dynamic shared memory. All shared memory is addressed by byte offsets from here.
+__device__ __forceinline__ u32 shared_base() {
+    extern __shared__ __align__(16) u8 arena[];
+    return (u32)__cvta_generic_to_shared(arena);
+}
+
+__device__ __forceinline__ Vec4 load_shared(u32 address) {
+    Vec4 r;
+    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "r"(address));
+    return r;
+}
+
+__device__ __forceinline__ void store_shared(u32 address, const Vec4& r) {
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};"
+                 :: "r"(address), "r"(r.v[0]), "r"(r.v[1]), "r"(r.v[2]), "r"(r.v[3]) : "memory");
+}
+
+__device__ __forceinline__ void store_shared_u16(u32 address, u16 value) {
+    asm volatile("st.shared.b16 [%0], %1;" :: "r"(address), "h"(value) : "memory");
+}
+
+__device__ __forceinline__ u32 load_shared_u8(u32 address) {
+    u32 r;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(r) : "r"(address));
+    return r;
+}
+
+__device__ __forceinline__ float load_shared_float(u32 address) {
+    float r;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(r) : "r"(address));
+    return r;
+}
+
+__device__ __forceinline__ void store_shared_float(u32 address, float value) {
+    asm volatile("st.shared.f32 [%0], %1;" :: "r"(address), "f"(value) : "memory");
+}
+
+// 16 bytes of global memory into shared memory without passing through registers; zeros where not `valid`.
+__device__ __forceinline__ void copy_async(u32 destination, const void* source, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(destination), "l"(source), "r"(valid ? 16 : 0) : "memory");
+}
+
+// The same with 4 bytes.
+__device__ __forceinline__ void copy_async_word(u32 destination, const void* source) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(destination), "l"(source) : "memory");
+}
+
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `pending` of the groups committed last are still under way.
+template <int pending> __device__ __forceinline__ void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" :: "n"(pending) : "memory");
+}
+
+// Four 8 x 8 matrices of 16-bit values, one row address per lane (lanes 8i..8i+7 give the rows of matrix i).
+__device__ __forceinline__ Vec4 load_matrices(u32 address) {
+    Vec4 r;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "r"(address) : "memory");
+    return r;
+}
+
+__device__ __forceinline__ Vec4 load_matrices_transposed(u32 address) {
+    Vec4 r;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "r"(address) : "memory");
+    return r;
+}
+
+// d[16 x 8] += a[16 x 16] b[16 x 8], bfloat16 factors, float32 sums.
+__device__ __forceinline__ void multiply_add(float (&d)[4], const Vec4& a, u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b0), "r"(b1));
+}
+
+// Two floats rounded to bfloat16, the first in the low half.
+__device__ __forceinline__ u32 pack_bf16(float low, float high) {
+    u32 r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+
+// Two bytes as bfloat16 (exact), the first in the low half. 2^23 + byte is the float with bits 0x4B0000xx.
+__device__ __forceinline__ u32 pack_bytes(u32 low, u32 high) {
+    float a = __uint_as_float(0x4B000000u | low) - 8388608.0f;
+    float b = __uint_as_float(0x4B000000u | high) - 8388608.0f;
+    return __byte_perm(__float_as_uint(a), __float_as_uint(b), 0x7632);
+}

@@ -1,0 +1,254 @@
+"""Compiles CUDA C++ with the NVRTC that comes with PyTorch, and launches the result on PyTorch's current stream.
+
+No compiler, no header and no further package is needed on the user's machine. A launch neither allocates nor waits, so
+it can be captured into a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import glob
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+SOURCES = Path(__file__).parent
+Argument = torch.Tensor | int | float | None
+
+_MAX_DYNAMIC_SHARED_SIZE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_PREFERRED_SHARED_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+_MAX_SHARED_PER_BLOCK = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+
+
+class KernelError(RuntimeError):
+    """A kernel could not be compiled, loaded or launched."""
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL:
+    major = (torch.version.cuda or "0").split(".")[0]
+    library_folder = Path(torch.__file__).parent / "lib"
+    site_packages = Path(torch.__file__).parent.parent
+    # PyTorch's own shim pulls the library in; the wheel's folder and the system's search path are the other places.
+    for shim in glob.glob(str(library_folder / "libcaffe2_nvrtc.so")):
+        try:
+            ctypes.CDLL(shim)
+        except OSError:
+            continue
+    wheel = sorted(glob.glob(str(site_packages / "nvidia" / "*" / "lib" / f"libnvrtc.so.{major}*")))
+    for name in (f"libnvrtc.so.{major}", *wheel, "libnvrtc.so", f"nvrtc64_{major}0_0.dll"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise KernelError("NVRTC, which comes with PyTorch for CUDA, was not found")
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    except OSError as error:
+        raise KernelError("the CUDA driver library was not found") from error
+
+
+@functools.cache
+def available() -> bool:
+    """Whether this machine can compile and run the kernels: a CUDA GPU with bfloat16 tensor cores, and NVRTC."""
+    if not torch.cuda.is_available() or torch.version.cuda is None or torch.cuda.get_device_capability() < (8, 0):
+        return False
+    try:
+        _nvrtc()
+        _driver()
+    except KernelError:
+        return False
+    return True
+
+
+def program_text(parts: Sequence[str], defines: Mapping[str, int | str]) -> str:
+    """The parts of one kernel behind each other, its compile-time values first. One text: nothing is included."""
+    head = "".join(f"#define {name} {value}\n" for name, value in defines.items())
+    return head + "".join((SOURCES / part).read_text() for part in parts)
+
+
+def compile_program(text: str, architecture: str) -> bytes:
+    """Machine code for one architecture, such as sm_90."""
+    nvrtc = _nvrtc()
+    program = ctypes.c_void_p()
+    if nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"drq.cu", 0, None, None):
+        raise KernelError("NVRTC did not accept the program")
+    try:
+        options = (ctypes.c_char_p * 3)(f"--gpu-architecture={architecture}".encode(), b"--std=c++17", b"--fmad=true")
+        failed = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        size = ctypes.c_size_t()
+        if failed:
+            nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+            log = ctypes.create_string_buffer(size.value)
+            nvrtc.nvrtcGetProgramLog(program, log)
+            raise KernelError(f"a kernel does not compile for {architecture}:\n{log.value.decode()}")
+        nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+        code = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetCUBIN(program, code)
+        return code.raw
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _check(result: int, what: str) -> None:
+    if result:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(result, ctypes.byref(text))
+        raise KernelError(f"{what}: {(text.value or b'unknown error').decode()}")
+
+
+def shared_bytes_per_block() -> int:
+    """The most shared memory a block can have on the current device."""
+    value, device = ctypes.c_int(), ctypes.c_int()
+    _check(_driver().cuDeviceGet(ctypes.byref(device), torch.cuda.current_device()), "finding the device")
+    read = _driver().cuDeviceGetAttribute
+    _check(read(ctypes.byref(value), _MAX_SHARED_PER_BLOCK, device), "reading the shared memory")
+    return value.value
+
+
+def argument_array(arguments: Sequence[Argument]) -> ctypes.Array[ctypes.c_void_p]:
+    """Pointers to the values of the arguments, as a kernel launch takes them."""
+    values: list[ctypes.c_void_p | ctypes.c_int | ctypes.c_float] = []
+    for argument in arguments:
+        if argument is None:
+            values.append(ctypes.c_void_p(0))
+        elif isinstance(argument, torch.Tensor):
+            values.append(ctypes.c_void_p(argument.data_ptr()))
+        elif isinstance(argument, int):
+            values.append(ctypes.c_int(argument))
+        else:
+            values.append(ctypes.c_float(argument))
+    array = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+    array._values = values  # type: ignore[attr-defined]  # the values live as long as the pointers to them
+    return array
+
+
+@functools.cache
+def _primary_context(device: int) -> ctypes.c_void_p:
+    handle, context = ctypes.c_int(), ctypes.c_void_p()
+    _check(_driver().cuDeviceGet(ctypes.byref(handle), device), "finding the device")
+    _check(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), "entering the device's context")
+    return context
+
+
+def _enter_context() -> None:
+    """Makes PyTorch's context current: threads of the autograd engine may not have one yet."""
+    current = ctypes.c_void_p()
+    _check(_driver().cuCtxGetCurrent(ctypes.byref(current)), "finding the context")
+    if not current.value:
+        context = _primary_context(torch.cuda.current_device())
+        _check(_driver().cuCtxSetCurrent(context), "entering the device's context")
+
+
+class Launchable(Protocol):
+    """What the layers need of a kernel."""
+
+    @property
+    def resident_blocks(self) -> int:
+        """Blocks the device runs at once."""
+
+    def launch(self, grid: tuple[int, int], *arguments: Argument) -> None: ...
+
+
+class Kernel:
+    """A compiled kernel, loaded on the current device."""
+
+    def __init__(self, name: str, code: bytes, threads: int, shared_bytes: int) -> None:
+        _enter_context()
+        driver = _driver()
+        self.name, self.threads, self.shared_bytes = name, threads, shared_bytes
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        _check(driver.cuModuleLoadData(ctypes.byref(self._module), code), f"loading {name}")
+        _check(driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()), f"finding {name}")
+        set_attribute = driver.cuFuncSetAttribute
+        _check(set_attribute(self._function, _MAX_DYNAMIC_SHARED_SIZE, shared_bytes), f"shared memory of {name}")
+        _check(set_attribute(self._function, _PREFERRED_SHARED_CARVEOUT, 100), f"shared memory of {name}")
+        resident = ctypes.c_int()
+        occupancy = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
+        _check(
+            occupancy(ctypes.byref(resident), self._function, threads, ctypes.c_size_t(shared_bytes)),
+            f"occupancy of {name}",
+        )
+        if not resident.value:
+            raise KernelError(f"{name} does not fit on a multiprocessor")
+        self.resident_blocks = resident.value * torch.cuda.get_device_properties().multi_processor_count
+
+    def launch(self, grid: tuple[int, int], *arguments: Argument) -> None:
+        _enter_context()
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        _check(
+            _driver().cuLaunchKernel(
+                self._function, *grid, 1, self.threads, 1, 1, self.shared_bytes, stream, argument_array(arguments), None
+            ),
+            f"launching {self.name}",
+        )
+
+
+class _Wish:
+    """Stands in for a kernel while `compile_together` finds out which ones are needed."""
+
+    resident_blocks = 1
+
+    def launch(self, grid: tuple[int, int], *arguments: Argument) -> None:
+        pass
+
+
+_kernels: dict[tuple[str, int], Kernel] = {}
+_codes: dict[tuple[str, str], bytes] = {}
+_wishes: dict[str, tuple[str, int, int]] | None = None
+_lock = threading.RLock()
+
+
+def _architecture() -> str:
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"
+
+
+def kernel(
+    name: str, parts: Sequence[str], defines: Mapping[str, int | str], threads: int, shared_bytes: int
+) -> Launchable:
+    """The kernel `name` of this program text on the current device, compiled when first asked for."""
+    text = program_text(parts, defines)
+    with _lock:
+        if _wishes is not None:
+            _wishes[text] = (name, threads, shared_bytes)
+            return _Wish()
+        return _loaded(text, name, threads, shared_bytes)
+
+
+def _loaded(text: str, name: str, threads: int, shared_bytes: int) -> Kernel:
+    key = (text, torch.cuda.current_device())
+    if key not in _kernels:
+        architecture = _architecture()
+        code = _codes.get((text, architecture)) or compile_program(text, architecture)
+        _kernels[key] = Kernel(name, code, threads, shared_bytes)
+    return _kernels[key]
+
+
+def compile_together(calls: Callable[[], None]) -> None:
+    """Compiles in parallel, and loads, the kernels that `calls` would launch. Nothing is launched, no data is read."""
+    global _wishes
+    with _lock:
+        _wishes = {}
+        try:
+            calls()
+            wishes = _wishes
+        finally:
+            _wishes = None
+        architecture = _architecture()
+        texts = [text for text in wishes if (text, architecture) not in _codes]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for text, code in zip(texts, pool.map(lambda t: compile_program(t, architecture), texts), strict=True):
+                _codes[text, architecture] = code
+        for text, wish in wishes.items():
+            _loaded(text, *wish)

@@ -1,0 +1,75 @@
+"""From what was asked for to what this machine will do: device, precision, compilation, CUDA graphs."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from drq.config import EngineConfig
+from drq.errors import UserError
+
+
+def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
+    """The device to learn on. auto: the GPU if there is one."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "This PyTorch sees no CUDA device: leave --device out to train on the CPU, "
+            "or install a CUDA build of PyTorch (drq doctor shows what is here)."
+        )
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Resolved engine settings."""
+
+    device: torch.device
+    precision: Literal["float32", "tf32", "bf16"]
+    compile: bool
+    cuda_graphs: bool
+    kernels: bool
+    eval_process: bool
+
+    @staticmethod
+    def resolve(config: EngineConfig, device: torch.device) -> EngineSettings:
+        on_gpu = device.type == "cuda"
+        precision = config.precision
+        if precision == "auto":
+            precision = "bf16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+        if precision == "tf32" and not on_gpu:
+            raise UserError("tf32 is a GPU's arithmetic: choose --engine.precision float32 or bf16 on the CPU.")
+        if config.cuda_graphs == "on" and not on_gpu:
+            raise UserError("CUDA graphs need a GPU: leave --engine.cuda-graphs at auto on the CPU.")
+        if config.kernels == "on" and not on_gpu:
+            raise UserError("The kernels need a GPU: leave --engine.kernels at auto on the CPU.")
+
+        def on(choice: Literal["auto", "on", "off"]) -> bool:
+            return on_gpu if choice == "auto" else choice == "on"
+
+        return EngineSettings(
+            device=device,
+            precision=precision,
+            compile=on(config.compile),
+            cuda_graphs=on(config.cuda_graphs),
+            kernels=on(config.kernels) and precision == "bf16",
+            eval_process=on(config.eval_process),
+        )
+
+    def arithmetic(self) -> AbstractContextManager[object]:
+        """The context in which networks run. Weights, optimiser state and everything a head returns stay float32."""
+        if self.precision == "bf16":
+            return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False)
+        return nullcontext()
+
+    def apply_globally(self) -> None:
+        """Sets PyTorch's process-wide switches for this precision."""
+        if self.device.type == "cuda":
+            tf32 = self.precision != "float32"
+            torch.backends.cuda.matmul.allow_tf32 = tf32
+            torch.backends.cudnn.allow_tf32 = tf32
+            torch.backends.cudnn.benchmark = True
