@@ -1,0 +1,67 @@
+"""DrQ: train agents from pixels.
+
+    import drq
+    result = drq.train(drq.preset("cpu", "toy/reach"))
+    policy = drq.load(result.dir)
+    action = policy.act(image)
+
+The public names are imported when they are first used, so that `drq --help` is quick and `drq doctor` can report a
+package that is missing.
+"""
+
+import importlib
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from drq.agents import SAC, make_agent
+    from drq.augment import parse as augmentation
+    from drq.config import DQNConfig, EngineConfig, EnvConfig, EvalConfig, ReplayConfig, SACConfig, TrainConfig
+    from drq.errors import UserError
+    from drq.presets import preset
+    from drq.training.loop import TrainResult, train
+    from drq.training.policy import TrainedPolicy, evaluate, load
+
+_HOMES = {
+    "drq.agents": ("SAC", "make_agent"),
+    "drq.augment": ("augmentation",),
+    "drq.config": (
+        "DQNConfig", "EngineConfig", "EnvConfig", "EvalConfig", "ReplayConfig", "SACConfig", "TrainConfig",
+    ),
+    "drq.errors": ("UserError",),
+    "drq.presets": ("preset",),
+    "drq.training.loop": ("TrainResult", "train"),
+    "drq.training.policy": ("TrainedPolicy", "evaluate", "load"),
+}
+
+try:
+    __version__ = version("drq")
+except PackageNotFoundError:  # run from a source tree
+    __version__ = "unknown"
+
+__all__ = [
+    "SAC",
+    "DQNConfig",
+    "EngineConfig",
+    "EnvConfig",
+    "EvalConfig",
+    "ReplayConfig",
+    "SACConfig",
+    "TrainConfig",
+    "TrainResult",
+    "TrainedPolicy",
+    "UserError",
+    "augmentation",
+    "evaluate",
+    "load",
+    "make_agent",
+    "preset",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(home), "parse" if name == "augmentation" else name)
+    raise AttributeError(f"module 'drq' has no attribute {name!r}")

@@ -1,0 +1,5 @@
+"""`python -m drq` is the `drq` command."""
+
+from drq.cli import main
+
+main()

@@ -1,0 +1,182 @@
+"""The `drq` command: thin, everything it does is a function elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import Positional, arg
+
+from drq.errors import UserError
+
+USAGE = """usage: drq COMMAND ...
+
+  demo      see augmentation work in five minutes
+  train     train an agent: drq train dmc/walker-walk --preset planet
+  eval      play a trained agent: drq eval runs/walker --episodes 10 --video walker.mp4
+  tasks     list the tasks and their action repeats
+  doctor    check this machine
+
+`drq COMMAND --help` explains each.
+"""
+
+
+def train_command(args: list[str]) -> None:
+    """Trains an agent, or resumes it: the same command again goes on where the folder's checkpoint is."""
+    from drq import presets
+    from drq.config import TrainConfig
+    from drq.envs import check_task
+    from drq.training.loop import train
+
+    task, args = _task(args)
+    preset_name, args = _take_option(args, "--preset")
+    agent_name, args = _take_option(args, "--agent")
+    modules = [value for flag, value in pairwise(args) if flag in ("--import", "--imports")]
+    asks_for_help = "-h" in args or "--help" in args
+    if not asks_for_help:
+        check_task(task, modules)
+    agent = presets.agent_config(agent_name, task, preset_name)
+    default = presets.preset(preset_name or presets.default_preset(task), task, agent)
+    config = tyro.cli(
+        TrainConfig,
+        prog="drq train TASK [--preset NAME] [--agent sac|dqn]",
+        description=f"{train_command.__doc__}\n\nPresets: {', '.join(presets.PRESETS)}. "
+        f"The defaults below are those of {default.preset!r} for {task}.",
+        default=default,
+        args=args,
+        config=(tyro.conf.AvoidSubcommands,),
+    )
+    train(config)
+
+
+@dataclass(frozen=True)
+class EvalArguments:
+    """Plays evaluation episodes with a trained agent and prints its return."""
+
+    run: Positional[Path]
+    """The run folder."""
+    episodes: int | None = None
+    """How many episodes. Unset: as in the run's own evaluations."""
+    video: Path | None = None
+    """Write a video of the first episode here."""
+    seed: int = 0
+    """Another seed gives other episodes."""
+
+
+def eval_command(args: list[str]) -> None:
+    """Plays evaluation episodes with a trained agent."""
+    from drq.training.policy import evaluate
+
+    options = tyro.cli(EvalArguments, prog="drq eval", args=args)
+    if options.episodes is not None and options.episodes < 1:
+        raise UserError("--episodes must be 1 or more.")
+    played = evaluate(options.run, episodes=options.episodes, video=options.video, seed=options.seed)
+    print(f"return {played.mean:.1f} ± {played.std:.1f} over {len(played.episodes)} episodes")
+    if options.video is not None:
+        print(f"video: {options.video}")
+
+
+@dataclass(frozen=True)
+class TasksArguments:
+    """Lists the tasks and the action repeat that each preset gives them."""
+
+    family: Positional[str | None] = None
+    """dmc, atari, gym or toy. Unset: all."""
+    imports: Annotated[tuple[str, ...], arg(aliases=["--import"])] = ()
+    """Modules imported first, such as the one that registers your environment."""
+
+
+def tasks_command(args: list[str]) -> None:
+    """Lists the tasks."""
+    from drq.envs import import_modules, task_names
+    from drq.presets import action_repeat
+
+    options = tyro.cli(TasksArguments, prog="drq tasks", args=args)
+    import_modules(options.imports)
+    print(f"{'task':40}  action repeat")
+    for task in task_names(options.family):
+        planet, dreamer = action_repeat("planet", task), action_repeat("dreamer", task)
+        both = str(planet) if planet == dreamer else f"{planet} (planet, ablation, state, cpu), {dreamer} (dreamer)"
+        print(f"{task:40}  {both}")
+
+
+def doctor_command(args: list[str]) -> None:
+    """Checks this machine."""
+    from drq.doctor import main as doctor
+
+    tyro.cli(_no_arguments, prog="drq doctor", description=doctor_command.__doc__, args=args)
+    sys.exit(doctor())
+
+
+def demo_command(args: list[str]) -> None:
+    """Trains with and without augmentation on a small pixel task."""
+    from drq.experiments.demo import DemoArguments, demo
+
+    demo(tyro.cli(DemoArguments, prog="drq demo", args=args))
+
+
+def _no_arguments() -> None:
+    """Takes no arguments."""
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "demo": demo_command,
+    "train": train_command,
+    "eval": eval_command,
+    "tasks": tasks_command,
+    "doctor": doctor_command,
+}
+
+
+def _task(args: list[str]) -> tuple[str, list[str]]:
+    """The task is the first word that is no option."""
+    if args and not args[0].startswith("-"):
+        return args[0], args[1:]
+    if "-h" in args or "--help" in args:
+        return "dmc/walker-walk", args
+    raise UserError("Name the task first, such as: drq train dmc/walker-walk --preset planet (`drq tasks` lists them).")
+
+
+def _take_option(args: list[str], name: str) -> tuple[str | None, list[str]]:
+    """An option that other options' defaults depend on, and the rest."""
+    for at, word in enumerate(args):
+        if word == name:
+            if at + 1 == len(args):
+                raise UserError(f"{name} needs a value.")
+            return args[at + 1], args[:at] + args[at + 2 :]
+        if word.startswith(name + "="):
+            return word.partition("=")[2], args[:at] + args[at + 1 :]
+    return None, args
+
+
+def main(args: list[str] | None = None) -> None:
+    """Runs a command; a user's mistake is one sentence and exit code 2."""
+    args = sys.argv[1:] if args is None else args
+    if not args or args[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        sys.exit(0 if args else 2)
+    if args[0] == "--version":
+        from drq import __version__
+
+        print(__version__)
+        return
+    name, rest = args[0], args[1:]
+    try:
+        if name not in COMMANDS:
+            near = get_close_matches(name, COMMANDS, n=1)
+            meant = f" Did you mean {near[0]!r}?" if near else ""
+            raise UserError(f"There is no command {name!r}.{meant} Choose from {', '.join(COMMANDS)}.")
+        COMMANDS[name](rest)
+    except UserError as error:
+        print(f"drq: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(1)  # the reader of a pipe has seen enough

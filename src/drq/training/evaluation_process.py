@@ -1,0 +1,52 @@
+"""The process that plays evaluations beside training: `python -m drq.training.evaluation_process <pipe>`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from multiprocessing.connection import Connection
+
+import safetensors.torch
+import torch
+
+from drq.agents import make_agent
+from drq.engine.settings import EngineSettings, choose_device
+from drq.envs.protocol import Environment
+from drq.errors import UserError
+from drq.training.evaluation_service import EvaluationHere, Request
+from drq.training.folder import config_from_json
+from drq.training.loop import make_env
+
+
+def serve(pipe: Connection) -> None:
+    """Plays requests until the pipe closes: first the run's configuration, then request and weights by turns."""
+    config = config_from_json(json.loads(pipe.recv_bytes()))
+    device = choose_device(config.device)
+    engine = dataclasses.replace(EngineSettings.resolve(config.engine, device), compile=False)
+    engine.apply_globally()
+    torch.set_num_threads(1)
+
+    def new_env() -> Environment:
+        return make_env(config)
+
+    first = new_env()
+    agent = make_agent(first.spec, config.agent, device, seed=0)
+    first.close()
+    here = EvaluationHere(config, new_env, agent, engine)
+    while True:
+        request = Request(**json.loads(pipe.recv_bytes()))
+        agent.modules.load_state_dict(safetensors.torch.load(pipe.recv_bytes()))
+        pipe.send_bytes(json.dumps(here.play(request)).encode())
+
+
+if __name__ == "__main__":
+    try:
+        serve(Connection(int(sys.argv[1])))
+    except EOFError:
+        pass  # training is over
+    except UserError as error:
+        print(f"drq evaluation: {error}", file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(0)  # rendering contexts of a dying interpreter are not worth waiting for

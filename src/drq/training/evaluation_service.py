@@ -1,0 +1,166 @@
+"""Evaluations in this process, or in one of their own beside training.
+
+The policy of an evaluation is a copy, so where it is played changes nothing about the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Pipe
+from pathlib import Path
+from typing import Protocol
+
+import safetensors.torch
+
+from drq.agents.protocol import Agent
+from drq.config import TrainConfig
+from drq.engine.settings import EngineSettings
+from drq.envs.protocol import Environment
+from drq.training.evaluate import Evaluator
+from drq.training.folder import config_to_json
+from drq.training.video import save_video
+
+SIDE_BY_SIDE = 10
+"""Episodes played at once."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One evaluation to play."""
+
+    agent_step: int
+    env_step: int
+    seed: int
+    video: str | None
+    """Where to put a video of the first episode."""
+
+
+class EvaluationService(Protocol):
+    """Plays evaluations of the agent as it is at the time of the request."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an evaluation is not collected yet."""
+        ...
+
+    def submit(self, request: Request) -> None: ...
+
+    def collect(self, *, wait: bool) -> list[tuple[Request, list[float]]]:
+        """Finished evaluations with the score of each episode, in the order of their requests."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def open_evaluation_service(
+    config: TrainConfig, make_env: Callable[[], Environment], agent: Agent, engine: EngineSettings
+) -> EvaluationService:
+    """The service that the engine's settings ask for."""
+    here = EvaluationHere(config, make_env, agent, engine)
+    return EvaluationBeside(config, agent, here) if engine.eval_process else here
+
+
+class EvaluationHere:
+    """Plays at once, in this process."""
+
+    def __init__(
+        self, config: TrainConfig, make_env: Callable[[], Environment], agent: Agent, engine: EngineSettings
+    ) -> None:
+        self._config = config.eval
+        self._make: Callable[[], Evaluator] = lambda: Evaluator(agent, make_env, engine, SIDE_BY_SIDE)
+        self._evaluator: Evaluator | None = None
+        self._done: list[tuple[Request, list[float]]] = []
+
+    @property
+    def under_way(self) -> bool:
+        return bool(self._done)
+
+    def submit(self, request: Request) -> None:
+        self._done.append((request, self.play(request)))
+
+    def play(self, request: Request) -> list[float]:
+        self._evaluator = self._evaluator or self._make()
+        evaluation = self._evaluator.evaluate(
+            request.seed,
+            episodes=self._config.episodes,
+            min_agent_steps=self._config.min_agent_steps,
+            video=request.video is not None,
+        )
+        if request.video is not None:
+            save_video(Path(request.video), evaluation.episodes[0].video)
+        return [float(score) for score in evaluation.scores]
+
+    def collect(self, *, wait: bool) -> list[tuple[Request, list[float]]]:
+        done, self._done = self._done, []
+        return done
+
+    def close(self) -> None:
+        if self._evaluator is not None:
+            self._evaluator.close()
+
+
+class EvaluationBeside:
+    """Plays in a second Python process. Should that one end, this process takes over what it left."""
+
+    def __init__(self, config: TrainConfig, agent: Agent, fallback: EvaluationHere) -> None:
+        self._agent = agent
+        self._fallback = fallback
+        self._pending: list[tuple[Request, bytes]] = []
+        self._pipe, theirs = Pipe()
+        descriptor = theirs.fileno()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "drq.training.evaluation_process", str(descriptor)],
+            pass_fds=[descriptor],
+            stdin=subprocess.DEVNULL,
+            # Ctrl-C in the terminal is for the training process, which then ends this one.
+            start_new_session=True,
+        )
+        theirs.close()
+        self._pipe.send_bytes(json.dumps(config_to_json(config)).encode())
+
+    @property
+    def under_way(self) -> bool:
+        return bool(self._pending)
+
+    def submit(self, request: Request) -> None:
+        weights = safetensors.torch.save(
+            {name: value.detach().cpu().contiguous() for name, value in self._agent.modules.state_dict().items()}
+        )
+        self._pending.append((request, weights))
+        try:
+            self._pipe.send_bytes(json.dumps(dataclasses.asdict(request)).encode())
+            self._pipe.send_bytes(weights)
+        except OSError:
+            pass  # it has ended: collect notices, and plays what is pending here
+
+    def collect(self, *, wait: bool) -> list[tuple[Request, list[float]]]:
+        done = []
+        while self._pending and (wait or self._pipe.poll()):
+            request, weights = self._pending[0]
+            try:
+                answer = json.loads(self._pipe.recv_bytes())
+            except (EOFError, OSError):
+                answer = self._play_here(request, weights)
+            done.append((request, answer))
+            self._pending.pop(0)
+        return done
+
+    def _play_here(self, request: Request, weights: bytes) -> list[float]:
+        print("The evaluation process has ended; this process evaluates instead.", file=sys.stderr)
+        current = {name: value.clone() for name, value in self._agent.modules.state_dict().items()}
+        self._agent.modules.load_state_dict(safetensors.torch.load(weights))
+        try:
+            return self._fallback.play(request)
+        finally:
+            self._agent.modules.load_state_dict(current)
+
+    def close(self) -> None:
+        self._pipe.close()
+        self._process.terminate()
+        self._process.wait()
+        self._fallback.close()

@@ -1,0 +1,110 @@
+"""Where numbers go: CSV files, TensorBoard, Weights & Biases."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from drq.errors import UserError
+from drq.training.folder import RunFolder
+
+
+class CsvLog:
+    """A CSV file that can be cut back to an earlier length, so that a resumed run does not repeat rows."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        """Opens the file as it was when it had `size` bytes."""
+        self.path = path
+        self._columns: list[str] | None = None
+        with open(path, "ab"):
+            pass
+        if path.stat().st_size > size:
+            with open(path, "rb+") as file:
+                file.truncate(size)
+        if size:
+            with open(path, newline="") as file:
+                self._columns = next(csv.reader(file))
+        self._file = open(path, "a", newline="")  # noqa: SIM115 (closed by `close`)
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Appends a row; the first decides the columns."""
+        if self._columns is None:
+            self._columns = list(row)
+            csv.writer(self._file).writerow(self._columns)
+        csv.writer(self._file).writerow([row.get(column, "") for column in self._columns])
+        self._file.flush()
+
+    @property
+    def size(self) -> int:
+        self._file.flush()
+        return self.path.stat().st_size
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Logs:
+    """All logs of a run."""
+
+    def __init__(
+        self, folder: RunFolder, config: dict[str, Any], *, wandb: bool, resumed: dict[str, Any] | None
+    ) -> None:
+        sizes = resumed["log_sizes"] if resumed else {"train": 0, "eval": 0}
+        self.train = CsvLog(folder.train_csv, sizes["train"])
+        self.eval = CsvLog(folder.eval_csv, sizes["eval"])
+        self._tensorboard = _tensorboard(folder, resumed["env_step"] + 1 if resumed else None)
+        self._wandb = _wandb(folder, config) if wandb else None
+
+    def log_train(self, row: dict[str, Any]) -> None:
+        self.train.write(row)
+        self._elsewhere("train", row)
+
+    def log_eval(self, row: dict[str, Any]) -> None:
+        self.eval.write(row)
+        self._elsewhere("eval", row)
+
+    def sizes(self) -> dict[str, int]:
+        """What a checkpoint keeps, to cut the files back to."""
+        return {"train": self.train.size, "eval": self.eval.size}
+
+    def close(self) -> None:
+        self.train.close()
+        self.eval.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+    def _elsewhere(self, group: str, row: dict[str, Any]) -> None:
+        env_step = int(row["env_step"])
+        named = {
+            f"{group}/{key}": float(value)
+            for key, value in row.items()
+            if key != "env_step" and value != ""
+        }
+        if self._tensorboard is not None:
+            for key, value in named.items():
+                self._tensorboard.add_scalar(key, value, env_step)
+        if self._wandb is not None:
+            self._wandb.log(named | {"env_step": env_step})
+
+
+def _tensorboard(folder: RunFolder, purge_from: int | None) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None  # an installation without it still trains
+    return SummaryWriter(str(folder.tensorboard), purge_step=purge_from)
+
+
+def _wandb(folder: RunFolder, config: dict[str, Any]) -> Any:
+    try:
+        import wandb
+    except ImportError:
+        raise UserError("--wandb needs its package: pip install 'drq[wandb]', or leave --wandb out.") from None
+    # The same folder continues the same record; its address is what identifies a run.
+    identity = hashlib.sha256(str(folder.path.resolve()).encode()).hexdigest()[:16]
+    name = f"{config['task']} {config['preset']} {config['seed']}"
+    return wandb.init(project="drq", dir=str(folder.path), id=identity, name=name, resume="allow", config=config)

@@ -1,0 +1,392 @@
+"""One run, from the first random action to the last evaluation: act, update beside env.step, store."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drq import envs
+from drq.agents import make_agent
+from drq.config import TrainConfig
+from drq.engine.learner import Learner, to_action
+from drq.engine.settings import EngineSettings, choose_device
+from drq.envs.protocol import Action, Environment, EnvSpec
+from drq.errors import UserError
+from drq.presets import action_repeat_for, default_dir
+from drq.replay import Replay
+from drq.training.checkpoint import Checkpoints
+from drq.training.env_thread import EnvThread
+from drq.training.evaluate import FrameStack
+from drq.training.evaluation_service import Request, open_evaluation_service
+from drq.training.folder import RunFolder, config_to_json, write_atomically
+from drq.training.logs import Logs
+from drq.training.progress import Progress, duration
+from drq.training.seeds import Purpose, random_action, seed_for
+from drq.training.video import NO_FFMPEG, ffmpeg_available
+
+PROBE_UPDATES = 20
+"""Updates after which the expected time is told. The first ones compile and are left out."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a finished run leaves behind."""
+
+    dir: Path
+    evaluations: list[dict[str, float]]
+    """Rows of eval.csv."""
+
+    @property
+    def final_return(self) -> float:
+        """Mean return of the last evaluation."""
+        return self.evaluations[-1]["return_mean"]
+
+
+def make_env(config: TrainConfig) -> Environment:
+    """The task of a run."""
+    envs.import_modules(config.imports)
+    return envs.make(config.task, config.env, action_repeat_for(config))
+
+
+class Trainer:
+    """The state of a run in progress."""
+
+    def __init__(self, config: TrainConfig, *, quiet: bool = False, label: str | None = None) -> None:
+        self.config = config
+        self.label = label
+        self.device = choose_device(config.device)
+        self.engine = EngineSettings.resolve(config.engine, self.device)
+        self.env = EnvThread(lambda: make_env(config))
+        self.spec: EnvSpec = self.env.env.spec
+        self.unit = "env steps" if self.spec.budget_counts == "env_step" else "agent steps"
+        self.steps_per_agent_step = self.spec.action_repeat if self.spec.budget_counts == "env_step" else 1
+        self.progress = Progress(budget=config.steps, unit=self.unit, quiet=quiet)
+        self.folder = RunFolder(Path(config.dir or default_dir(config)))
+
+        self.agent_step = 0
+        self.episode = 0
+        self.episode_score = 0.0
+        self.episode_actions: list[Action] = []
+        """Of the episode under way: with its seed they lead an environment back to its state."""
+        self.last_return: float | None = None
+        self.evaluated = 0
+        """Agent step of the newest evaluation."""
+        self._stop_requested = False
+        self.seconds_before = 0.0
+        """Wall-clock seconds of this run in earlier processes."""
+
+    @property
+    def env_step(self) -> int:
+        return self.agent_step * self.spec.action_repeat
+
+    @property
+    def total_agent_steps(self) -> int:
+        return self.config.steps // self.steps_per_agent_step
+
+    @property
+    def seconds(self) -> float:
+        return self.seconds_before + time.perf_counter() - self._began
+
+    def due(self, every: int) -> bool:
+        """Whether the budget's unit just passed a multiple of `every`."""
+        done = self.agent_step * self.steps_per_agent_step
+        return every > 0 < done and done // every > (done - self.steps_per_agent_step) // every
+
+    def run(self) -> TrainResult:
+        """Trains to the end of the budget, from wherever the folder's checkpoint is."""
+        try:
+            return self._run()
+        finally:
+            self.env.close()
+            self.progress.close()
+
+    def _run(self) -> TrainResult:
+        self._began = time.perf_counter()
+        if self.total_agent_steps < 1:
+            raise UserError(
+                f"--steps {self.config.steps} is less than one agent step ({self.steps_per_agent_step}): raise it."
+            )
+        finished = self.folder.finished_steps if self.folder.config_file.exists() else None
+        self.folder.open(self.config, self.spec, self.label)
+        if finished is not None and finished >= self.config.steps:
+            self.progress.say(
+                f"{self.folder.path} is finished: {finished:,} {self.unit}, "
+                f"return {self.folder.evaluations()[-1]['return_mean']:.1f}. Nothing to do."
+            )
+            return TrainResult(self.folder.path, self.folder.evaluations())
+        self.videos = self.config.eval.video and ffmpeg_available()
+        if self.config.eval.video and not self.videos:
+            self.progress.say(f"No videos will be recorded. {NO_FFMPEG}")
+
+        self.learner = self._make_learner()
+        self.checkpoints = Checkpoints(self.folder.checkpoint)
+        restored = self.checkpoints.restore(self.learner)
+        progress = restored[1] if restored else None
+        self.logs = Logs(
+            self.folder, config_to_json(self.config), wandb=self.config.wandb, resumed=progress
+        )
+        self.evaluations = open_evaluation_service(
+            self.config, lambda: make_env(self.config), self.learner.agent, self.engine
+        )
+        self.stack = FrameStack(self.spec)
+        try:
+            if restored:
+                self._resume(*restored)
+            else:
+                self._begin_episode()
+            with self._stopping_cleanly():
+                self._train(checkpointed=restored is not None)
+        finally:
+            self.evaluations.close()
+            self.checkpoints.close()
+            self.logs.close()
+        write_atomically(
+            self.folder.finished_file,
+            json.dumps({"steps": self.config.steps, "seconds": round(self.seconds, 3)}) + "\n",
+        )
+        result = TrainResult(self.folder.path, self.folder.evaluations())
+        self.progress.say(
+            f"Done in {duration(self.seconds)}: return {result.final_return:.1f} "
+            f"after {self.config.steps:,} {self.unit}. {self.folder.path}"
+        )
+        return result
+
+    def _make_learner(self) -> Learner:
+        config = self.config
+        capacity = config.replay.capacity or self.total_agent_steps
+        place = self.device if config.replay.device == "auto" else torch.device(config.replay.device)
+        if place != self.device:
+            raise UserError(
+                "The replay lives beside the agent: leave --replay.device at auto, or set --device as well."
+            )
+        needed = Replay.bytes_needed(self.spec, capacity)
+        self.progress.say(
+            f"{config.task} on {_device_name(self.device)}; replay of {capacity:,} transitions: {needed / 1e9:.2f} GB."
+        )
+        agent = make_agent(self.spec, config.agent, self.device, seed_for(config.seed, Purpose.WEIGHTS))
+        try:
+            replay = Replay(
+                self.spec,
+                capacity,
+                n_step=config.agent.n_step,
+                discount=config.agent.discount,
+                device=self.device,
+            )
+        except (RuntimeError, MemoryError) as error:
+            raise UserError(
+                f"The replay does not fit: {needed / 1e9:.2f} GB are needed on {self.device}; lower --replay.capacity."
+            ) from error
+        return Learner(agent, replay, self.engine, seed_for(config.seed, Purpose.UPDATES))
+
+    def _train(self, *, checkpointed: bool) -> None:
+        config, learner, shares = self.config, self.learner, self.progress.shares
+        stack = self.stack
+        owed = False
+        """A checkpoint is due and not yet made."""
+        first_update: tuple[float, int] | None = None
+        while True:
+            owed = (owed or self.due(config.checkpoint_every)) and not checkpointed
+            checkpointed = False
+            self._collect_evaluations(wait=self._stop_requested)
+            # An evaluation under way belongs to an earlier step: a checkpoint waits until its row is in the file.
+            if (owed and not self.evaluations.under_way) or self._stop_requested:
+                self._checkpoint()
+                owed = False
+            if self._stop_requested:
+                raise KeyboardInterrupt
+            finished = self.agent_step == self.total_agent_steps
+            if (self.due(config.eval.every) or finished) and self.evaluated < self.agent_step:
+                self._evaluate()
+            if finished:
+                self._collect_evaluations(wait=True)
+                self._checkpoint()
+                return
+            if self.due(config.log_every):
+                self._log_train()
+
+            learning = self.agent_step >= config.agent.seed_steps
+            started = time.perf_counter()
+            if learning:
+                action = learner.action(stack.observation, self.agent_step)
+            else:
+                action = random_action(self.spec, config.seed, self.agent_step)
+            acted = time.perf_counter()
+            rendered_before = self.env.env.render_seconds
+            wait_for_step = self.env.step(action)
+            if learning:
+                for _ in range(config.agent.updates_per_step):
+                    learner.update()
+            updated = time.perf_counter()
+            step = wait_for_step()
+            stepped = time.perf_counter()
+            rendered = self.env.env.render_seconds - rendered_before
+            shares.update += updated - started if learning else 0.0
+            waited = stepped - updated if learning else stepped - acted
+            shares.render += min(rendered, waited)
+            shares.env += max(waited - rendered, 0.0)
+
+            learner.replay.add(action, step.reward, step.discount, step.done, step.frame)
+            stack.push(step.frame)
+            self.agent_step += 1
+            self.episode_score += step.score
+            self.episode_actions.append(action)
+            if step.done:
+                self.last_return = self.episode_score
+                self.episode += 1
+                self._begin_episode()
+
+            done = self.agent_step * self.steps_per_agent_step
+            self.progress.show(done, self.last_return, time.perf_counter() - self._began)
+            if learning and learner.updates == PROBE_UPDATES // 2:
+                first_update = time.perf_counter(), done
+            if first_update and learner.updates == PROBE_UPDATES:
+                self._say_expected_time(*first_update, done)
+
+    def _begin_episode(self) -> None:
+        seed = seed_for(self.config.seed, Purpose.EPISODE, self.episode)
+        frame = self.env.reset(seed)
+        self.learner.replay.begin(frame)
+        self.stack.reset(frame)
+        self.episode_score = 0.0
+        self.episode_actions = []
+
+    def _evaluate(self) -> None:
+        self.evaluations.submit(
+            Request(
+                agent_step=self.agent_step,
+                env_step=self.env_step,
+                seed=seed_for(self.config.seed, Purpose.EVALUATION, self.agent_step),
+                video=str(self.folder.videos / f"{self.env_step:010d}.mp4") if self.videos else None,
+            )
+        )
+        self.evaluated = self.agent_step
+
+    def _collect_evaluations(self, *, wait: bool) -> None:
+        for request, scores in self.evaluations.collect(wait=wait):
+            mean, std = float(np.mean(scores)), float(np.std(scores))
+            self.logs.log_eval(
+                {
+                    "env_step": request.env_step,
+                    "agent_step": request.agent_step,
+                    "return_mean": mean,
+                    "return_std": std,
+                    "episodes": len(scores),
+                    "seconds": round(self.seconds, 3),
+                }
+            )
+            self.progress.say(
+                f"{request.env_step:,} env steps: return {mean:.1f} ± {std:.1f} over {len(scores)} episodes, "
+                f"{duration(self.seconds)}"
+            )
+
+    def _log_train(self) -> None:
+        row: dict[str, Any] = {
+            "env_step": self.env_step,
+            "agent_step": self.agent_step,
+            "updates": self.learner.updates,
+            "episode": self.episode,
+            "episode_return": self.last_return if self.last_return is not None else "",
+            "seconds": round(self.seconds, 3),
+        }
+        if self.learner.updates:
+            self.logs.log_train(row | self.learner.metrics())
+
+    def _checkpoint(self) -> None:
+        self.checkpoints.save(
+            self.learner,
+            self.agent_step,
+            {
+                "env_step": self.env_step,
+                "episode": self.episode,
+                "episode_score": self.episode_score,
+                "last_return": self.last_return,
+                "evaluated": self.evaluated,
+                "seconds": self.seconds,
+                "log_sizes": self.logs.sizes(),
+                "metrics": self.learner.metrics(),
+            },
+            torch.from_numpy(np.array(self.episode_actions, dtype=np.float32)),
+        )
+
+    def _resume(self, agent_step: int, progress: dict[str, Any], actions: Tensor) -> None:
+        self.agent_step = agent_step
+        self.episode = progress["episode"]
+        self.episode_score = progress["episode_score"]
+        self.last_return = progress["last_return"]
+        self.evaluated = progress["evaluated"]
+        self.learner.restore_metrics(progress["metrics"])
+        self.seconds_before = progress["seconds"]
+        self.progress.say(f"Resuming at {self.env_step:,} env steps.")
+        replay = self.learner.replay
+        frame = self.env.reset(seed_for(self.config.seed, Purpose.EPISODE, self.episode))
+        self.stack.reset(frame)
+        for row in actions.numpy():
+            action = to_action(row, self.spec)
+            self.episode_actions.append(action)
+            self.stack.push(self.env.step(action)().frame)
+        if not np.array_equal(self.stack.observation, replay.newest_observation()):
+            self.progress.say(
+                "The environment did not come back to the state it was left in (it is not a function of its seed and "
+                "actions): the run goes on with a new episode, and is not exactly the one that was interrupted."
+            )
+            self.episode += 1
+            self._begin_episode()
+
+    @contextmanager
+    def _stopping_cleanly(self) -> Iterator[None]:
+        """Turns a first Ctrl-C, or a scheduler's SIGTERM, into a checkpoint between two steps."""
+
+        def request(number: int, frame: object) -> None:
+            self._stop_requested = True
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+        before: dict[signal.Signals, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            before = {each: signal.signal(each, request) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.progress.say(f"Stopped at {self.env_step:,} env steps. Run the same command again to go on.")
+            raise
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+    def _say_expected_time(self, since: float, done_then: int, done: int) -> None:
+        per_step = (time.perf_counter() - since) / max(done - done_then, 1)
+        left = per_step * (self.config.steps - done)
+        self.progress.say(
+            f"Expected: about {duration(left)} for the remaining {self.config.steps - done:,} {self.unit} "
+            "on this machine, evaluations not counted."
+        )
+        if self.device.type == "cpu" and left > 3600 and self.config.preset not in ("cpu", "state"):
+            self.progress.say(
+                f"The preset {self.config.preset!r} is made for a GPU; --preset cpu is the one for this machine."
+            )
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+
+
+def train(config: TrainConfig, *, quiet: bool = False, label: str | None = None) -> TrainResult:
+    """Trains an agent, or resumes it if `config.dir` holds the run already.
+
+    Args:
+        config: all settings; `drq.preset(name, task)` gives one to start from.
+        quiet: print nothing.
+        label: the run's name in comparisons (`drq report`). None: one is made from its settings.
+    """
+    return Trainer(config, quiet=quiet, label=label).run()

@@ -1,0 +1,78 @@
+"""Small runs for tests: seconds on one core."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from drq.config import EnvConfig, EvalConfig, ReplayConfig, SACConfig, TrainConfig
+from drq.presets import preset
+
+
+def small(directory: Path, task: str = "toy/reach", **changes: Any) -> TrainConfig:
+    """A SAC run of 120 agent steps that crosses everything: seed steps, ring wrap, evaluations, checkpoints."""
+    config = dataclasses.replace(
+        preset("cpu", task),
+        dir=str(directory),
+        device="cpu",
+        steps=120,
+        checkpoint_every=17,
+        log_every=10,
+        agent=SACConfig(batch_size=8, hidden_dim=16, feature_dim=8, seed_steps=20),
+        env=EnvConfig(image_size=24),
+        replay=ReplayConfig(capacity=60),
+        eval=EvalConfig(every=40, episodes=2, video=False),
+    )
+    return dataclasses.replace(config, **changes)
+
+
+FLAGS = [
+    *("--preset", "cpu", "--device", "cpu", "--steps", "120", "--checkpoint-every", "17", "--log-every", "10"),
+    *("--agent.batch-size", "8", "--agent.hidden-dim", "16", "--agent.feature-dim", "8", "--agent.seed-steps", "20"),
+    *("--env.image-size", "24", "--replay.capacity", "60", "--eval.every", "40", "--eval.episodes", "2"),
+    "--eval.no-video",
+]
+"""The same run on the command line."""
+
+
+def drq(*args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "drq", *args],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+    )
+
+
+def state(folder: Path) -> dict[str, torch.Tensor]:
+    """Everything the latest checkpoint holds of networks, optimisers and random numbers."""
+    latest = json.loads((folder / "checkpoint" / "latest.json").read_text())
+    return load_file(folder / "checkpoint" / latest["state"])
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    """A CSV without the one column that a clock writes."""
+    with open(path, newline="") as file:
+        return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(file)]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Bit-identical weights, optimisers, random numbers and logs."""
+    a, b = state(one), state(other)
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+    assert rows(one / "eval.csv") == rows(other / "eval.csv")
+    assert rows(one / "train.csv") == rows(other / "train.csv")

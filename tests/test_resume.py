@@ -1,0 +1,237 @@
+"""A run that was interrupted ends as one that was not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import drq
+from drq.config import ReplayConfig
+from drq.errors import UserError
+from drq.replay import Replay
+from drq.training import checkpoint as checkpoint_module
+from drq.training.loop import Trainer
+from runs import FLAGS, assert_same_run, rows, small, state
+
+
+class Crash(BaseException):
+    """Stands for the power going out: nothing catches it."""
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    drq.train(small(folder), quiet=True)
+    return folder
+
+
+def train_with_crash_at(folder: Path, agent_step: int, monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
+    with monkeypatch.context() as patch:
+        original = Replay.add
+
+        def add(self: Replay, *args: object) -> None:
+            original(self, *args)  # type: ignore[arg-type]
+            if self.transitions_added == agent_step:
+                raise Crash
+
+        patch.setattr(Replay, "add", add)
+        with pytest.raises(Crash):
+            drq.train(small(folder, **changes), quiet=True)
+
+
+@pytest.mark.parametrize("crashes", [[3], [18], [41, 60], [35, 85, 119]])
+def test_crashes_at_any_step(
+    crashes: list[int], uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for agent_step in crashes:
+        train_with_crash_at(tmp_path / "run", agent_step, monkeypatch)
+    drq.train(small(tmp_path / "run"), quiet=True)
+    assert_same_run(uninterrupted, tmp_path / "run")
+
+
+@pytest.mark.parametrize("write", range(6))
+def test_crashes_in_the_middle_of_a_checkpoint(
+    write: int, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever file was being written when it happened, the previous checkpoint is whole."""
+    written = [0]
+
+    def crash_sometimes(original):  # type: ignore[no-untyped-def]
+        def wrapped(*args, **kwargs):  # type: ignore[no-untyped-def]
+            written[0] += 1
+            if written[0] == 4 + write:
+                target = next(a for a in args if isinstance(a, Path))
+                target.with_name(target.name + ".unfinished").write_bytes(b"half")
+                raise Crash
+            return original(*args, **kwargs)
+
+        return wrapped
+
+    with monkeypatch.context() as patch:
+        for name in ("_save_durably", "write_atomically"):
+            patch.setattr(checkpoint_module, name, crash_sometimes(getattr(checkpoint_module, name)))
+        with pytest.raises(Crash):
+            drq.train(small(tmp_path / "run"), quiet=True)
+    drq.train(small(tmp_path / "run"), quiet=True)
+    assert_same_run(uninterrupted, tmp_path / "run")
+    assert not list((tmp_path / "run" / "checkpoint").glob("*.safetensors.unfinished"))
+
+
+def test_sigkill(uninterrupted: Path, tmp_path: Path) -> None:
+    """The command itself, killed three times at whatever it was doing, then left alone."""
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "drq", "train", "toy/reach", "--dir", str(folder), *FLAGS]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    latest = folder / "checkpoint" / "latest.json"
+    for wait in (0.0, 0.12, 0.31):
+        before = latest.stat().st_mtime_ns if latest.exists() else 0
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None and not (latest.exists() and latest.stat().st_mtime_ns > before):
+            time.sleep(0.01)
+        time.sleep(wait)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    assert_same_run(uninterrupted, folder)
+
+
+@pytest.mark.parametrize("task", ["dmc/cartpole-swingup", "dmc/reacher-easy"])
+def test_a_control_task_resumes_in_the_middle_of_an_episode(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(tmp_path / "x", task)
+    changes = {
+        "task": task,
+        "env": dataclasses.replace(config.env, observation="state", frame_stack=1, action_repeat=2),
+        "steps": 240,
+        "eval": dataclasses.replace(config.eval, every=0, episodes=1),
+    }
+    drq.train(small(tmp_path / "whole", **changes), quiet=True)
+    train_with_crash_at(tmp_path / "run", 75, monkeypatch, **changes)
+    drq.train(small(tmp_path / "run", **changes), quiet=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_ctrl_c_saves_where_it_is(uninterrupted: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    trainer = Trainer(small(folder))
+    original = trainer.env.step
+
+    def step(action):  # type: ignore[no-untyped-def]
+        if trainer.agent_step == 47:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(action)
+
+    trainer.env.step = step  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    assert "Stopped at 48 env steps. Run the same command again to go on." in capfd.readouterr().err
+    assert json.loads((folder / "checkpoint" / "latest.json").read_text())["agent_step"] == 48
+    drq.train(small(folder), quiet=True)
+    assert_same_run(uninterrupted, folder)
+
+
+def test_a_longer_budget_goes_on(uninterrupted: Path, tmp_path: Path) -> None:
+    drq.train(small(tmp_path / "run", steps=80), quiet=True)
+    drq.train(small(tmp_path / "run", steps=120), quiet=True)
+    assert_same_run(uninterrupted, tmp_path / "run")
+
+
+def test_a_finished_run_says_so(uninterrupted: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = (uninterrupted / "eval.csv").read_bytes()
+    result = drq.train(small(uninterrupted))
+    assert "is finished: 120 env steps" in capfd.readouterr().err
+    assert len(result.evaluations) == 3
+    assert (uninterrupted / "eval.csv").read_bytes() == before
+
+
+def test_a_checkpoint_costs_what_is_new(tmp_path: Path) -> None:
+    """Replay files hold what was added between checkpoints, and those that the ring has overwritten go."""
+    drq.train(small(tmp_path / "run", checkpoint_every=10, replay=ReplayConfig(capacity=25)), quiet=True)
+    files = sorted((tmp_path / "run" / "checkpoint").glob("replay-*"))
+    sizes = [file.stat().st_size for file in files]
+    frame = 3 * 24 * 24
+    assert max(sizes) < 12 * frame + 4096  # 10 agent steps, perhaps an episode's first frame, a header
+    assert len(files) <= 5  # 25 transitions and the frames of their stacks, not the 120 of the run
+
+
+def test_nothing_is_pickled(uninterrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("unpickled something")
+
+    monkeypatch.setattr(pickle, "load", refuse)
+    monkeypatch.setattr(pickle, "loads", refuse)
+    monkeypatch.setattr(pickle, "Unpickler", refuse)
+    assert drq.load(uninterrupted).agent_step == 120
+
+
+def test_an_environment_that_forgets_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A state that seed and actions do not lead back to: the run goes on, and says what that means."""
+    train_with_crash_at(tmp_path / "run", 40, monkeypatch)
+    from drq.envs.toy import Reach
+
+    original = Reach.draw
+    monkeypatch.setattr(Reach, "draw", lambda self, size: 255 - original(self, size))
+    drq.train(small(tmp_path / "run"))
+    assert "did not come back to the state it was left in" in capfd.readouterr().err
+    assert len(rows(tmp_path / "run" / "eval.csv")) == 3
+
+
+def test_another_device_is_refused(uninterrupted: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(uninterrupted, folder)
+    (folder / "finished.json").unlink()
+    latest = folder / "checkpoint" / "latest.json"
+    latest.write_text(latest.read_text().replace('"device": "cpu"', '"device": "cuda"'))
+    with pytest.raises(UserError, match=r"The run was begun on cuda .* add --device cuda"):
+        drq.train(small(folder), quiet=True)
+
+
+def test_a_damaged_checkpoint_is_named(uninterrupted: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(uninterrupted, folder)
+    (folder / "finished.json").unlink()
+    next((folder / "checkpoint").glob("state-*")).write_bytes(b"not a tensor")
+    with pytest.raises(UserError, match=r"cannot be read .* delete the folder to begin the run again"):
+        drq.train(small(folder), quiet=True)
+
+
+def test_a_full_disk_keeps_the_previous_checkpoint(
+    tmp_path: Path, uninterrupted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = [0]
+    original = checkpoint_module.save_file
+
+    def full(tensors: object, path: Path) -> None:
+        calls[0] += 1
+        if calls[0] > 4:
+            Path(path).write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        original(tensors, path)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_module, "save_file", full)
+        with pytest.raises(UserError, match=r"No space left on device.*the previous checkpoint is intact"):
+            drq.train(small(tmp_path / "run"), quiet=True)
+    drq.train(small(tmp_path / "run"), quiet=True)
+    assert_same_run(uninterrupted, tmp_path / "run")
+
+
+def test_the_policy_of_a_checkpoint_acts_as_the_trained_one(uninterrupted: Path) -> None:
+    policy = drq.load(uninterrupted)
+    trained = state(uninterrupted)
+    for name, value in policy.agent.modules.state_dict().items():
+        assert np.array_equal(value.numpy(), trained[f"agent.{name}"].numpy()), name
