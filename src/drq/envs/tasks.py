@@ -59,10 +59,11 @@ def task_names(family: str | None = None) -> list[str]:
     return [f"{family}/{name}" for name in names]
 
 
-def check_task(task: str, imports: Iterable[str] = ()) -> None:
-    """Raises UserError for a task that does not exist, naming the nearest ones.
+def check_task(task: str, imports: Iterable[str] = ()) -> str:
+    """The task's one name, such as `atari/battle_zone` for `atari/BattleZone`.
 
-    `imports` are modules that register Gymnasium environments; they are imported first.
+    Raises UserError for a task that does not exist, naming the nearest ones. `imports` are modules that register
+    Gymnasium environments; they are imported first.
     """
     import_modules(imports)
     family, _, name = task.partition("/")
@@ -76,9 +77,10 @@ def check_task(task: str, imports: Iterable[str] = ()) -> None:
     elif family == "atari":
         from drq.envs.atari import games
 
-        game_id(name, games())
+        return f"atari/{game_id(name, games())}"
     elif task not in task_names(family):
         raise UserError(_no_such_task(task, _nearest(task, task_names(family))))
+    return task
 
 
 def import_modules(names: Iterable[str]) -> None:
