@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import Fixed, Suppress, arg
 
+from drq.errors import UserError
+
 EncoderName = Literal["sac-ae", "nature", "dreamer", "impala", "d4pg"]
 
 
@@ -214,3 +216,37 @@ class TrainConfig:
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+
+
+def check(config: TrainConfig) -> None:
+    """Refuses numbers that no run can work with, naming the flag."""
+    agent = config.agent
+    at_least = {
+        "steps": (config.steps, 1),
+        "checkpoint-every": (config.checkpoint_every, 1),
+        "log-every": (config.log_every, 1),
+        "seed": (config.seed, 0),
+        "replay.capacity": (config.replay.capacity, 2),
+        "eval.every": (config.eval.every, 0),
+        "eval.episodes": (config.eval.episodes, 1),
+        "eval.min-agent-steps": (config.eval.min_agent_steps, 0),
+        **{f"agent.{name.replace('_', '-')}": (getattr(agent, name), 1) for name in _COUNTS if hasattr(agent, name)},
+        # An update needs one transition to learn from, whose return of n steps is complete.
+        "agent.seed-steps": (agent.seed_steps, max(agent.n_step, 1)),
+        "agent.pad": (agent.pad, 0),
+    }
+    for flag, (value, least) in at_least.items():
+        if value is not None and value < least:
+            raise UserError(f"--{flag} is {value}: set it to {least} or more.")
+    for name in ("learning_rate", "init_temperature", "max_grad_norm"):
+        if getattr(agent, name, 1.0) <= 0:
+            raise UserError(f"--agent.{name.replace('_', '-')} is {getattr(agent, name)}: set it above 0.")
+    for name in ("discount", "tau", "epsilon_final", "epsilon_eval"):
+        if not 0 <= getattr(agent, name, 0.0) <= 1:
+            raise UserError(f"--agent.{name.replace('_', '-')} is {getattr(agent, name)}: set it between 0 and 1.")
+
+
+_COUNTS = (
+    *("k", "m", "batch_size", "n_step", "target_every", "actor_every", "updates_per_step"),
+    *("feature_dim", "hidden_dim", "epsilon_decay_steps"),
+)

@@ -31,11 +31,11 @@ class Captured(Generic[T]):
         for generator in generators:
             self._graph.register_generator_state(generator)
         with torch.cuda.graph(self._graph):
-            self._result = function()
+            self.result = function()
 
     def replay(self) -> T:
         self._graph.replay()
-        return self._result
+        return self.result
 
 
 @contextmanager

@@ -25,36 +25,54 @@ class Actor:
         self.agent = agent
         self.spec = spec
         self.engine = engine
-        self._captured: dict[int, tuple[Captured[Tensor], Tensor, Tensor]] = {}
+        self._graphs: dict[int, ActingGraph] = {}
 
     def act(self, observations: NDArray[Any], noise: Tensor) -> NDArray[Any]:
         """Actions for a batch of stacked observations, with the agent's exploration or evaluation numbers."""
-        obs = torch.from_numpy(observations)
-        if not self.engine.cuda_graphs:
-            with self.engine.arithmetic():
-                action = self.agent.act(obs.to(self.engine.device), noise)
-            return action.cpu().numpy()
-        count = len(observations)
-        if count not in self._captured:
-            self._captured[count] = self._capture(obs, noise)
-        graph, static_obs, static_noise = self._captured[count]
-        static_obs.copy_(obs, non_blocking=True)
-        static_noise.copy_(noise)
-        return graph.replay().cpu().numpy()
+        return self.begin(observations, noise)()
 
-    def _capture(self, obs: Tensor, noise: Tensor) -> tuple[Captured[Tensor], Tensor, Tensor]:
-        static_obs = obs.to(self.engine.device)
-        static_noise = noise.clone()
+    def begin(self, observations: NDArray[Any], noise: Tensor) -> Callable[[], NDArray[Any]]:
+        """Begins to act; calling the result waits for the actions, and on a GPU for nothing launched after them."""
+        if self.engine.cuda_graphs:
+            count = len(observations)
+            if count not in self._graphs:
+                self._graphs[count] = ActingGraph(self.agent, self.engine, observations, noise)
+            return self._graphs[count].begin(observations, noise)
+        with self.engine.arithmetic():
+            actions = self.agent.act(torch.from_numpy(observations).to(self.engine.device), noise)
+        return lambda: actions.cpu().numpy()
+
+
+class ActingGraph:
+    """Acting for a fixed number of observations as a CUDA graph, with its copies in and out."""
+
+    def __init__(self, agent: Agent, engine: EngineSettings, observations: NDArray[Any], noise: Tensor) -> None:
+        # Copies from and to page-locked memory are queued like kernels; others would wait for the whole queue.
+        self._observations = torch.from_numpy(observations).pin_memory()
+        self._on_device = self._observations.to(engine.device)
+        self._noise = noise.clone()
 
         def act() -> Tensor:
-            with self.engine.arithmetic():
-                return self.agent.act(static_obs, static_noise)
+            with engine.arithmetic():
+                return agent.act(self._on_device, self._noise)
 
-        return Captured(act, []), static_obs, static_noise
+        self._graph = Captured(act, [])
+        self._actions = torch.empty_like(self._graph.result, device="cpu").pin_memory()
+        self._done = torch.cuda.Event()
 
-    def action(self, observation: NDArray[Any], noise: Tensor) -> Action:
-        """The action for one observation, as an environment takes it."""
-        return to_action(self.act(observation[None], noise)[0], self.spec)
+    def begin(self, observations: NDArray[Any], noise: Tensor) -> Callable[[], NDArray[Any]]:
+        self._done.synchronize()  # the buffers below are free once the last actions have come out
+        self._observations.numpy()[...] = observations
+        self._on_device.copy_(self._observations, non_blocking=True)
+        self._noise.copy_(noise)
+        self._actions.copy_(self._graph.replay(), non_blocking=True)
+        self._done.record()
+
+        def wait() -> NDArray[Any]:
+            self._done.synchronize()
+            return self._actions.numpy().copy()
+
+        return wait
 
 
 def to_action(value: Any, spec: EnvSpec) -> Action:
@@ -86,9 +104,16 @@ class Learner:
         if engine.compile:
             self._compile()
 
-    def action(self, observation: NDArray[Any], agent_step: int) -> Action:
-        """An exploring action."""
-        return self.actor.action(observation, self.agent.exploration(1, agent_step, self.acting_generator))
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether `update` only launches the work, so that it may be called before the action has arrived."""
+        return self.engine.device.type == "cuda"
+
+    def action(self, observation: NDArray[Any], agent_step: int) -> Callable[[], Action]:
+        """Begins to choose an exploring action; calling the result waits for it."""
+        noise = self.agent.exploration(1, agent_step, self.acting_generator)
+        wait = self.actor.begin(observation[None], noise)
+        return lambda: to_action(wait()[0], self.replay.spec)
 
     def update(self) -> None:
         """One update. On a GPU it is launched, not waited for."""

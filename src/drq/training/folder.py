@@ -106,12 +106,15 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
         self.finished_file = path / "finished.json"
 
-    def open(self, config: TrainConfig, spec: EnvSpec, label: str | None = None) -> None:
-        """Makes the folder, or checks that it holds the same run. The label is the run's name in comparisons."""
+    def check(self, config: TrainConfig) -> None:
+        """Refuses a folder that holds something else than this run, before anything is written to it."""
         if self.config_file.exists():
             self._check_same(config)
-        elif self.path.exists() and any(self.path.iterdir()):
-            raise UserError(f"{self.path} has files in it and is no run folder: choose another --dir.")
+        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise UserError(f"{self.path} has something in it and is no run folder: choose another --dir.")
+
+    def open(self, config: TrainConfig, spec: EnvSpec, label: str | None = None) -> None:
+        """Makes the folder and describes the run in it. The label is the run's name in comparisons."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             described = {
@@ -146,9 +149,10 @@ class RunFolder:
                 f"{self.path} holds a run of {stored['config']['steps']:,} steps, more than the {config.steps:,} "
                 "asked for: choose another --dir."
             )
-        if config.task.startswith("dmc/") and config.env.observation == "pixels":
+        simulators = {"dmc": ("mujoco", "dm_control"), "atari": ("ale-py",)}.get(config.task.partition("/")[0], ())
+        if config.env.observation == "pixels":
             here = versions()
-            for package in ("mujoco", "dm_control"):
+            for package in simulators:
                 made_with = stored["versions"].get(package)
                 if made_with != here.get(package):
                     raise UserError(

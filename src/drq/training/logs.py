@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +100,15 @@ def _tensorboard(folder: RunFolder, purge_from: int | None) -> Any:
     return SummaryWriter(str(folder.tensorboard), purge_step=purge_from)
 
 
+def require_wandb() -> None:
+    """Refuses --wandb where its package is missing, before anything is written."""
+    if importlib.util.find_spec("wandb") is None:
+        raise UserError("--wandb needs its package: pip install 'drq[wandb]', or leave --wandb out.")
+
+
 def _wandb(folder: RunFolder, config: dict[str, Any]) -> Any:
-    try:
-        import wandb
-    except ImportError:
-        raise UserError("--wandb needs its package: pip install 'drq[wandb]', or leave --wandb out.") from None
+    import wandb
+
     # The same folder continues the same record; its address is what identifies a run.
     identity = hashlib.sha256(str(folder.path.resolve()).encode()).hexdigest()[:16]
     name = f"{config['task']} {config['preset']} {config['seed']}"

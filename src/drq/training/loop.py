@@ -18,7 +18,7 @@ from torch import Tensor
 
 from drq import envs
 from drq.agents import make_agent
-from drq.config import TrainConfig
+from drq.config import TrainConfig, check
 from drq.engine.learner import Learner, to_action
 from drq.engine.settings import EngineSettings, choose_device
 from drq.envs.protocol import Action, Environment, EnvSpec
@@ -30,7 +30,7 @@ from drq.training.env_thread import EnvThread
 from drq.training.evaluate import FrameStack
 from drq.training.evaluation_service import Request, open_evaluation_service
 from drq.training.folder import RunFolder, config_to_json, write_atomically
-from drq.training.logs import Logs
+from drq.training.logs import Logs, require_wandb
 from drq.training.progress import Progress, duration
 from drq.training.seeds import Purpose, random_action, seed_for
 from drq.training.video import NO_FFMPEG, ffmpeg_available
@@ -63,6 +63,9 @@ class Trainer:
     """The state of a run in progress."""
 
     def __init__(self, config: TrainConfig, *, quiet: bool = False, label: str | None = None) -> None:
+        check(config)
+        if config.wandb:
+            require_wandb()
         self.config = config
         self.label = label
         self.device = choose_device(config.device)
@@ -117,8 +120,8 @@ class Trainer:
             raise UserError(
                 f"--steps {self.config.steps} is less than one agent step ({self.steps_per_agent_step}): raise it."
             )
-        finished = self.folder.finished_steps if self.folder.config_file.exists() else None
-        self.folder.open(self.config, self.spec, self.label)
+        self.folder.check(self.config)
+        finished = self.folder.finished_steps
         if finished is not None and finished >= self.config.steps:
             self.progress.say(
                 f"{self.folder.path} is finished: {finished:,} {self.unit}, "
@@ -130,6 +133,7 @@ class Trainer:
             self.progress.say(f"No videos will be recorded. {NO_FFMPEG}")
 
         self.learner = self._make_learner()
+        self.folder.open(self.config, self.spec, self.label)
         self.checkpoints = Checkpoints(self.folder.checkpoint)
         restored = self.checkpoints.restore(self.learner)
         progress = restored[1] if restored else None
@@ -156,9 +160,10 @@ class Trainer:
             json.dumps({"steps": self.config.steps, "seconds": round(self.seconds, 3)}) + "\n",
         )
         result = TrainResult(self.folder.path, self.folder.evaluations())
+        score = result.final_return
         self.progress.say(
-            f"Done in {duration(self.seconds)}: return {result.final_return:.1f} "
-            f"after {self.config.steps:,} {self.unit}. {self.folder.path}"
+            f"Done in {duration(self.seconds)}: return {score:.1f}{self._normalised(score)} "
+            f"after {self._steps_text(self.total_agent_steps)}. {self.folder.path}"
         )
         return result
 
@@ -218,21 +223,21 @@ class Trainer:
             learning = self.agent_step >= config.agent.seed_steps
             started = time.perf_counter()
             if learning:
-                action = learner.action(stack.observation, self.agent_step)
+                wait_for_action = learner.action(stack.observation, self.agent_step)
+                if learner.runs_ahead:  # the update waits on the GPU behind the action, and the GPU never for us
+                    self._update()
+                action = wait_for_action()
             else:
                 action = random_action(self.spec, config.seed, self.agent_step)
-            acted = time.perf_counter()
             rendered_before = self.env.env.render_seconds
             wait_for_step = self.env.step(action)
-            if learning:
-                for _ in range(config.agent.updates_per_step):
-                    learner.update()
+            if learning and not learner.runs_ahead:
+                self._update()
             updated = time.perf_counter()
             step = wait_for_step()
-            stepped = time.perf_counter()
+            waited = time.perf_counter() - updated
             rendered = self.env.env.render_seconds - rendered_before
-            shares.update += updated - started if learning else 0.0
-            waited = stepped - updated if learning else stepped - acted
+            shares.update += updated - started
             shares.render += min(rendered, waited)
             shares.env += max(waited - rendered, 0.0)
 
@@ -252,6 +257,10 @@ class Trainer:
                 first_update = time.perf_counter(), done
             if first_update and learner.updates == PROBE_UPDATES:
                 self._say_expected_time(*first_update, done)
+
+    def _update(self) -> None:
+        for _ in range(self.config.agent.updates_per_step):
+            self.learner.update()
 
     def _begin_episode(self) -> None:
         seed = seed_for(self.config.seed, Purpose.EPISODE, self.episode)
@@ -286,9 +295,22 @@ class Trainer:
                 }
             )
             self.progress.say(
-                f"{request.env_step:,} env steps: return {mean:.1f} ± {std:.1f} over {len(scores)} episodes, "
-                f"{duration(self.seconds)}"
+                f"{self._steps_text(request.agent_step)}: return {mean:.1f} ± {std:.1f} over {len(scores)} episodes"
+                f"{self._normalised(mean)}, {duration(self.seconds)}"
             )
+
+    def _steps_text(self, agent_step: int) -> str:
+        """A count in the budget's unit; for Atari in frames as well, since both are called steps."""
+        if self.spec.budget_counts == "env_step":
+            return f"{agent_step * self.spec.action_repeat:,} env steps"
+        return f"{agent_step:,} agent steps ({agent_step * self.spec.action_repeat:,} frames)"
+
+    def _normalised(self, score: float) -> str:
+        """The human-normalised score of an Atari game, where human and random scores are known."""
+        low, high = self.spec.random_return, self.spec.perfect_return
+        if not self.config.task.startswith("atari/") or low is None or high is None:
+            return ""
+        return f", human-normalised {(score - low) / (high - low):.3f}"
 
     def _log_train(self) -> None:
         row: dict[str, Any] = {
@@ -327,7 +349,7 @@ class Trainer:
         self.evaluated = progress["evaluated"]
         self.learner.restore_metrics(progress["metrics"])
         self.seconds_before = progress["seconds"]
-        self.progress.say(f"Resuming at {self.env_step:,} env steps.")
+        self.progress.say(f"Resuming at {self._steps_text(self.agent_step)}.")
         replay = self.learner.replay
         frame = self.env.reset(seed_for(self.config.seed, Purpose.EPISODE, self.episode))
         self.stack.reset(frame)
@@ -358,7 +380,7 @@ class Trainer:
         try:
             yield
         except KeyboardInterrupt:
-            self.progress.say(f"Stopped at {self.env_step:,} env steps. Run the same command again to go on.")
+            self.progress.say(f"Stopped at {self._steps_text(self.agent_step)}. Run the same command again to go on.")
             raise
         finally:
             for each, handler in before.items():

@@ -80,7 +80,7 @@ conv(const u16* input, u16* output, const u16* mask, const float* weight_a, cons
                 if (pixel >= total) pixel = total - 1;
                 rows[i] = here + ((FORWARD ? first_tap(pixel) : pixel) - origin) * PIXEL;
             }
-            const int mine = first + lane / 4;  // and every eighth pixel after it: this lane writes eight channels of each
+            const int mine = first + lane / 4;  // this lane writes eight channels of it and of every eighth pixel after
             Vec4 open[MT][2];
             if (!FORWARD && AHEAD) {  // the products hide how long this takes
 #pragma unroll

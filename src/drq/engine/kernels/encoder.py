@@ -152,7 +152,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.depth = len(weights)
 
 
-def _differentiate(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
     # Only the last activation leaves `encode_views`, so the others' gradients are zero.
     frames, slots, shifts, *saved = ctx.saved_tensors
     weights, activations = saved[: ctx.depth], saved[ctx.depth :]

@@ -252,9 +252,8 @@ def first_forward(
     height, width = frames.shape[2:]
     tiling = tiling or (FIRST if networks == 1 else FIRST_TWO)
     shared = _first_bytes(weights[0].shape[1], height, width, tiling, networks)
-    kernel, blocks = _first_kernel(
-        "first", ("first.cu",), frames, slots, tiling, shared, NETS=networks, MT=tiling.tiles
-    )
+    more = {"NETS": networks, "MT": tiling.tiles}
+    kernel, blocks = _first_kernel("first", ("first.cu",), frames, slots, tiling, shared, **more)
     shape = networks, images, _out_size(height), _out_size(width), CHANNELS
     out = torch.empty(shape, device=frames.device, dtype=torch.bfloat16)
     kernel.launch((blocks, 1), frames, slots, shifts, out, weights[0], biases[0], weights[-1], biases[-1], images)
@@ -267,10 +266,9 @@ def first_weight_gradient(
     """Gradients of the first layer's weight and bias; `gradient`: of its output before the ReLU."""
     tiling = tiling or FIRST_WEIGHT
     parts = ("weight_sums.cuh", "first_weight.cu")
-    shared = _first_weight_bytes(weight.shape[1], *frames.shape[2:], tiling)
-    kernel, blocks = _first_kernel(
-        "first_weight", parts, frames, slots, tiling, shared, INPUTS=MAX_INPUT_CHANNELS
-    )
+    height, width = frames.shape[2:]
+    shared = _first_weight_bytes(weight.shape[1], height, width, tiling)
+    kernel, blocks = _first_kernel("first_weight", parts, frames, slots, tiling, shared, INPUTS=MAX_INPUT_CHANNELS)
     partial = torch.empty(blocks, _sums(MAX_INPUT_CHANNELS), device=frames.device)
     kernel.launch((blocks, 1), frames, slots, shifts, gradient, partial, len(slots))
     return _reduced(partial, weight, MAX_INPUT_CHANNELS, 1 / 255)

@@ -1,5 +1,6 @@
 // Second stage of a weight gradient: the blocks' partial sums added up, and put in the order of a PyTorch weight.
-// A block takes 32 sums, one register of a warp; its 8 warps share the partial sums between them. IN_CHANNELS: without the padding.
+// A block takes 32 sums, one register of a warp; its 8 warps share the partial sums between them.
+// IN_CHANNELS: without the padding.
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 reduce(const float* partial, float* weight, float* bias, int parts, float scale) {

@@ -1,0 +1,222 @@
+// The instructions of src/drq/engine/kernels/primitives.cuh on the CPU, so that the kernels' own text runs without a
+// GPU. A thread is a fiber; barriers and warp-wide instructions switch between fibers. Shared memory starts as NaNs,
+// asynchronous copies land only when they are waited for, and every address is checked: what a GPU would forgive or
+// get wrong now and then fails here every time.
+#include <algorithm>
+#include <cmath>
+#include <csetjmp>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <tuple>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned char u8;
+
+struct alignas(16) Vec4 {
+    u32 v[4];
+};
+
+struct Index {
+    unsigned x, y;
+};
+
+struct Copy {
+    u32 to;
+    const void* from;
+    int bytes;
+    bool valid;
+};
+
+struct Fiber {
+    ucontext_t context;  // enters the fiber; from then on the cheaper jumps
+    jmp_buf resume;
+    bool started;
+    std::vector<char> stack;
+    std::deque<std::vector<Copy>> groups;
+    std::vector<Copy> open;
+    long block_barriers, warp_barriers;
+    bool done;
+};
+
+static std::vector<Fiber> fibers;
+static ucontext_t scheduler;
+static jmp_buf back;
+static int current;
+static std::vector<u8> shared;
+static Index threadIdx, blockIdx, gridDim;
+static u32 exchange[1024][12];
+
+static void fail(const char* what) {
+    fprintf(stderr, "emulated kernel: %s (block %u,%u thread %u)\n", what, blockIdx.x, blockIdx.y, threadIdx.x);
+    abort();
+}
+
+static void yield() {
+    if (!_setjmp(fibers[current].resume)) _longjmp(back, 1);
+}
+
+static void warp_barrier() {
+    long mine = ++fibers[current].warp_barriers;
+    int first = current / 32 * 32;
+    for (int i = first; i < first + 32; ++i)
+        while (fibers[i].warp_barriers < mine) {
+            if (fibers[i].done) fail("a lane left its warp");
+            yield();
+        }
+}
+
+static void __syncthreads() {
+    long mine = ++fibers[current].block_barriers;
+    for (size_t i = 0; i < fibers.size(); ++i)
+        while (fibers[i].block_barriers < mine) {
+            if (fibers[i].done) fail("a thread missed a barrier");
+            yield();
+        }
+}
+
+static u8* at(u32 address, int bytes) {
+    if (address % bytes || address + bytes > shared.size()) fail("bad shared address");
+    return &shared[address];
+}
+
+static u32 shared_base() { return 0; }
+static Vec4 load_shared(u32 address) { return *(Vec4*)at(address, 16); }
+static void store_shared(u32 address, const Vec4& value) { memcpy(at(address, 16), &value, 16); }
+static void store_shared_u16(u32 address, u16 value) { memcpy(at(address, 2), &value, 2); }
+static u32 load_shared_u8(u32 address) { return *at(address, 1); }
+static float load_shared_float(u32 address) { return *(float*)at(address, 4); }
+static void store_shared_float(u32 address, float value) { memcpy(at(address, 4), &value, 4); }
+
+static void copy_async(u32 to, const void* from, bool valid) { fibers[current].open.push_back({to, from, 16, valid}); }
+static void copy_async_word(u32 to, const void* from) {
+    if ((uintptr_t)from % 4) fail("bad global address");
+    fibers[current].open.push_back({to, from, 4, true});
+}
+static void copy_commit() {
+    fibers[current].groups.push_back(std::move(fibers[current].open));
+    fibers[current].open.clear();
+}
+template <int pending> void copy_wait() {
+    auto& groups = fibers[current].groups;
+    while ((int)groups.size() > pending) {
+        for (const Copy& copy : groups.front()) {
+            u8* to = at(copy.to, copy.bytes);
+            if (copy.valid) memcpy(to, copy.from, copy.bytes);
+            else memset(to, 0, copy.bytes);
+        }
+        groups.pop_front();
+    }
+}
+
+static Vec4 matrices(u32 address, bool transposed) {
+    int lane = current % 32, first = current - lane;
+    exchange[current][0] = address;
+    warp_barrier();
+    Vec4 r;
+    for (int m = 0; m < 4; ++m) {
+        u16 pair[2];
+        for (int e = 0; e < 2; ++e) {
+            int row = lane / 4, column = lane % 4 * 2 + e;
+            if (transposed) std::swap(row, column);
+            u32 line = exchange[first + m * 8 + row][0];
+            at(line, 16);
+            memcpy(&pair[e], at(line + column * 2, 2), 2);
+        }
+        r.v[m] = pair[0] | (u32)pair[1] << 16;
+    }
+    warp_barrier();
+    return r;
+}
+static Vec4 load_matrices(u32 address) { return matrices(address, false); }
+static Vec4 load_matrices_transposed(u32 address) { return matrices(address, true); }
+
+static float half_of(u32 word, int high) {
+    u32 bits = high ? word & 0xFFFF0000u : word << 16;
+    float r;
+    memcpy(&r, &bits, 4);
+    return r;
+}
+
+static void multiply_add(float (&d)[4], const Vec4& a, u32 b0, u32 b1) {
+    int lane = current % 32, first = current - lane;
+    u32* mine = exchange[current];
+    memcpy(mine, a.v, 16);
+    mine[4] = b0, mine[5] = b1;
+    warp_barrier();
+    for (int r = 0; r < 4; ++r) {
+        int row = lane / 4 + r / 2 * 8, column = lane % 4 * 2 + r % 2;
+        for (int k = 0; k < 16; ++k) {
+            u32* left = exchange[first + row % 8 * 4 + k % 8 / 2];
+            u32* right = exchange[first + column * 4 + k % 8 / 2];
+            d[r] += half_of(left[row / 8 + k / 8 * 2], k % 2) * half_of(right[4 + k / 8], k % 2);
+        }
+    }
+    warp_barrier();
+}
+
+static u16 rounded(float value) {
+    u32 bits;
+    memcpy(&bits, &value, 4);
+    if (std::isnan(value)) return 0x7FFF;
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+}
+static u32 pack_bf16(float low, float high) { return rounded(low) | (u32)rounded(high) << 16; }
+static u32 pack_bytes(u32 low, u32 high) { return pack_bf16((float)low, (float)high); }
+
+template <class... A, size_t... I> static void call(void (*kernel)(A...), void** arguments, std::index_sequence<I...>) {
+    kernel(*(A*)arguments[I]...);
+}
+
+template <class... A> static void emulate(void (*kernel)(A...), void** arguments, int grid_x, int grid_y, int threads,
+                                          int shared_bytes) {
+    static void (*entry)(A...);
+    static void** values;
+    entry = kernel, values = arguments;
+    void (*body)() = [] {
+        call(entry, values, std::index_sequence_for<A...>{});
+        fibers[current].done = true;
+        yield();
+    };
+    gridDim = {(unsigned)grid_x, (unsigned)grid_y};
+    fibers = std::vector<Fiber>(threads);
+    for (unsigned y = 0; y < gridDim.y; ++y)
+        for (unsigned x = 0; x < gridDim.x; ++x) {
+            blockIdx = {x, y};
+            shared.assign(shared_bytes, 0xFF);
+            for (Fiber& f : fibers) {
+                f.stack.resize(1 << 17);
+                f.groups.clear(), f.open.clear();
+                f.block_barriers = f.warp_barriers = 0, f.done = f.started = false;
+                getcontext(&f.context);
+                f.context.uc_stack.ss_sp = f.stack.data();
+                f.context.uc_stack.ss_size = f.stack.size();
+                f.context.uc_link = &scheduler;
+                makecontext(&f.context, body, 0);
+            }
+            for (volatile int running = threads; running;) {
+                running = 0;
+                for (current = 0; current < threads; ++current) {
+                    if (fibers[current].done) continue;
+                    threadIdx = {(unsigned)current, 0};
+                    if (!_setjmp(back)) {
+                        if (fibers[current].started) _longjmp(fibers[current].resume, 1);
+                        fibers[current].started = true;
+                        setcontext(&fibers[current].context);
+                    }
+                    running += !fibers[current].done;
+                }
+            }
+        }
+}

@@ -1,0 +1,147 @@
+"""Every way of running an update computes the same function, within what its precision allows."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from drq.agents import make_agent
+from drq.config import AgentConfig, DQNConfig, EngineConfig, SACConfig
+from drq.engine.graphs import without_a_trace
+from drq.engine.learner import Learner
+from drq.engine.settings import EngineSettings
+from drq.envs.protocol import EnvSpec
+from drq.errors import UserError
+from drq.replay import Replay
+
+CONTROL = EnvSpec("toy/control", (3, 32, 32), 3, "continuous", 2, 1, 20)
+GAME = EnvSpec("toy/game", (1, 44, 44), 4, "discrete", 5, 1, 20)
+SAC_SETTINGS = SACConfig(batch_size=16, hidden_dim=64, seed_steps=20)
+DQN_SETTINGS = DQNConfig(batch_size=16, hidden_dim=64, seed_steps=20, n_step=3)
+PLAIN = EngineConfig(precision="float32", compile="off", cuda_graphs="off", kernels="off")
+
+
+def make_learner(spec: EnvSpec, agent: AgentConfig, engine: EngineConfig, device: str) -> Learner:
+    """A learner with a replay of random pictures; the same for the same arguments."""
+    place = torch.device(device)
+    rng = np.random.default_rng(3)
+    replay = Replay(spec, 150, n_step=agent.n_step, device=place)
+    for _ in range(10):
+        replay.begin(rng.integers(0, 256, spec.frame_shape, dtype=np.uint8))
+        for t in range(20):
+            action = (
+                rng.uniform(-1, 1, spec.action_size).astype(np.float32)
+                if spec.action_kind == "continuous"
+                else int(rng.integers(spec.action_size))
+            )
+            frame = rng.integers(0, 256, spec.frame_shape, dtype=np.uint8)
+            replay.add(action, float(rng.normal()), float(rng.random() > 0.1), t == 19, frame)
+    return Learner(
+        make_agent(spec, agent, place, seed=5), replay, EngineSettings.resolve(engine, place), seed=11
+    )
+
+
+def weights_after(learner: Learner, updates: int) -> dict[str, torch.Tensor]:
+    for _ in range(updates):
+        learner.update()
+    return {name: value.detach().double().cpu() for name, value in learner.agent.modules.state_dict().items()}
+
+
+def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Norm of the difference over the norm of all weights."""
+    return float(
+        torch.stack([(one[name] - other[name]).norm() for name in one]).norm()
+        / torch.stack([value.norm() for value in one.values()]).norm()
+    )
+
+
+CASES = [(CONTROL, SAC_SETTINGS), (GAME, DQN_SETTINGS)]
+
+
+@pytest.mark.parametrize(("spec", "agent"), CASES, ids=["sac", "dqn"])
+def test_bf16_on_the_cpu_stays_near_float32(spec: EnvSpec, agent: AgentConfig) -> None:
+    plain = make_learner(spec, agent, PLAIN, "cpu")
+    short = make_learner(spec, agent, dataclasses.replace(PLAIN, precision="bf16"), "cpu")
+    assert distance(weights_after(plain, 4), weights_after(short, 4)) < 0.02
+    for name, value in short.agent.modules.state_dict().items():
+        assert value.dtype == torch.float32, name
+    loss = next(name for name in plain.metrics() if name.endswith("loss"))
+    assert short.metrics()[loss] == pytest.approx(plain.metrics()[loss], rel=0.1)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on the CPU needs a C++ compiler")
+def test_compiled_on_the_cpu_equals_eager() -> None:
+    agent = dataclasses.replace(SAC_SETTINGS, batch_size=4, hidden_dim=8, feature_dim=8)
+    plain = make_learner(CONTROL, agent, PLAIN, "cpu")
+    compiled = make_learner(CONTROL, agent, dataclasses.replace(PLAIN, compile="on"), "cpu")
+    assert distance(weights_after(plain, 3), weights_after(compiled, 3)) < 1e-4
+
+
+def test_equal_learners_do_equal_things() -> None:
+    one, other = (make_learner(CONTROL, SAC_SETTINGS, PLAIN, "cpu") for _ in range(2))
+    first, second = weights_after(one, 3), weights_after(other, 3)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_warm_up_leaves_no_trace() -> None:
+    """What capturing a graph does beforehand must not be part of the run."""
+    plain, warmed = (make_learner(CONTROL, SAC_SETTINGS, PLAIN, "cpu") for _ in range(2))
+    for learner in (plain, warmed):
+        learner.update()
+    with without_a_trace(warmed.agent, warmed.generator):
+        for _ in range(3):
+            warmed.update()
+    warmed.updates = plain.updates
+    first, second = weights_after(plain, 2), weights_after(warmed, 2)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_settings_by_device() -> None:
+    cpu = EngineSettings.resolve(EngineConfig(), torch.device("cpu"))
+    assert (cpu.precision, cpu.compile, cpu.cuda_graphs, cpu.kernels, cpu.eval_process) == (
+        "float32",
+        False,
+        False,
+        False,
+        False,
+    )
+    with pytest.raises(UserError, match="tf32 is a GPU's arithmetic"):
+        EngineSettings.resolve(EngineConfig(precision="tf32"), torch.device("cpu"))
+
+
+GPU_ENGINES = {
+    "graphs": (dataclasses.replace(PLAIN, cuda_graphs="on"), 1e-4),
+    "compiled": (dataclasses.replace(PLAIN, compile="on"), 1e-4),
+    "compiled graphs": (dataclasses.replace(PLAIN, compile="on", cuda_graphs="on"), 1e-4),
+    "tf32 graphs": (dataclasses.replace(PLAIN, precision="tf32", cuda_graphs="on"), 5e-3),
+    "bf16": (dataclasses.replace(PLAIN, precision="bf16"), 0.02),
+    "kernels": (dataclasses.replace(PLAIN, precision="bf16", kernels="on"), 0.02),
+    "default": (EngineConfig(), 0.02),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", GPU_ENGINES)
+@pytest.mark.parametrize(("spec", "agent"), CASES, ids=["sac", "dqn"])
+def test_every_engine_on_the_gpu(spec: EnvSpec, agent: AgentConfig, name: str) -> None:
+    engine, tolerance = GPU_ENGINES[name]
+    plain, fast = make_learner(spec, agent, PLAIN, "cuda"), make_learner(spec, agent, engine, "cuda")
+    assert distance(weights_after(plain, 4), weights_after(fast, 4)) < tolerance
+    if name in ("kernels", "default") and spec is CONTROL:
+        assert fast.fused
+
+
+@pytest.mark.gpu
+def test_acting_as_a_graph_equals_acting() -> None:
+    plain = make_learner(CONTROL, SAC_SETTINGS, PLAIN, "cuda")
+    graph = make_learner(CONTROL, SAC_SETTINGS, dataclasses.replace(PLAIN, cuda_graphs="on"), "cuda")
+    rng = np.random.default_rng(0)
+    for agent_step in range(5):
+        observation = rng.integers(0, 256, CONTROL.observation_shape, dtype=np.uint8)
+        np.testing.assert_allclose(
+            plain.action(observation, agent_step)(), graph.action(observation, agent_step)(), atol=1e-5
+        )

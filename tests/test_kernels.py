@@ -1,0 +1,294 @@
+"""The encoder's kernels against plain PyTorch: on a GPU, and, their own text emulated, on the CPU.
+
+The emulator runs the CUDA source itself (kernel_emulator.h) and needs a C++ compiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import itertools
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from drq.engine import kernels
+from drq.engine.kernels import encoder, layers, reference, runtime
+from drq.engine.kernels.layers import Tiling
+from drq.networks.encoders import PixelEncoder
+
+TOLERANCE = 1e-2  # bfloat16 operands, relative to the norm
+EMULATOR = Path(__file__).parent / "kernel_emulator.h"
+
+
+class EmulatedKernel:
+    """A kernel compiled for the CPU. Three blocks at a time, so that small inputs make a block work more than once."""
+
+    resident_blocks = 3
+
+    def __init__(self, name: str, text: str, threads: int, shared_bytes: int, folder: Path) -> None:
+        source = folder / (hashlib.sha256(text.encode()).hexdigest()[:16] + ".cpp")
+        entry = f'extern "C" void run(void** a, int x, int y, int t, int s) {{ emulate({name}, a, x, y, t, s); }}'
+        source.write_text(f'#include "{EMULATOR}"\n{text}\n{entry}\n')
+        library = source.with_suffix(".so")
+        options = ["-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
+        subprocess.run(["g++", *options, str(source), "-o", str(library)], check=True)
+        self._run = ctypes.CDLL(str(library)).run
+        self._shape = threads, shared_bytes
+
+    def launch(self, grid: tuple[int, int], *arguments: runtime.Argument) -> None:
+        assert all(a.is_contiguous() for a in arguments if isinstance(a, Tensor))
+        self._run(runtime.argument_array(arguments), *grid, *self._shape)
+
+
+@pytest.fixture(scope="module")
+def emulated_kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., EmulatedKernel]:
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    folder = tmp_path_factory.mktemp("kernels")
+    built: dict[str, EmulatedKernel] = {}
+
+    def kernel(
+        name: str, parts: Sequence[str], defines: Mapping[str, int | str], threads: int, shared_bytes: int
+    ) -> EmulatedKernel:
+        text = runtime.program_text([part for part in parts if part != "primitives.cuh"], defines)
+        if text not in built:
+            built[text] = EmulatedKernel(name, text, threads, shared_bytes, folder)
+        return built[text]
+
+    return kernel
+
+
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not kernels.available(), reason="needs a CUDA GPU with bfloat16")]
+
+
+@pytest.fixture(params=["emulated", pytest.param("cuda", marks=gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where a test's tensors live. New tensors start as NaNs: an element that no kernel writes fails the test."""
+    torch.manual_seed(0)
+    if request.param == "emulated":
+        monkeypatch.setattr(runtime, "kernel", request.getfixturevalue("emulated_kernel"))
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield "cpu" if request.param == "emulated" else "cuda"
+    torch.use_deterministic_algorithms(False)
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    assert found.shape == expected.shape
+    assert relative_error(found, expected) < TOLERANCE
+
+
+def nchw(x: Tensor) -> Tensor:
+    return x.permute(0, 3, 1, 2)
+
+
+def observations(
+    device: str, images: int, height: int, width: int, channels: int = 3, stack: int = 3
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Frames, slots and shifts; the first observation is that of an episode's start, one frame repeated."""
+    frames = torch.randint(0, 256, (11, channels, height, width), dtype=torch.uint8, device=device)
+    slots = torch.randint(0, 11, (images, stack), device=device)
+    slots[0] = slots[0, 0]
+    return frames, slots, torch.randint(-4, 5, (images, 2), dtype=torch.int32, device=device)
+
+
+def network(device: str, channels: int = 9, depth: int = 4) -> tuple[list[Tensor], list[Tensor]]:
+    inputs = [channels] + [32] * (depth - 1)
+    weights = [torch.randn(32, c, 3, 3, device=device) * (2 / (9 * c)) ** 0.5 for c in inputs]
+    return weights, [torch.randn(32, device=device) * 0.1 for _ in inputs]
+
+
+def rounded(x: Tensor) -> Tensor:
+    """bfloat16 rounding that gradients pass through unchanged."""
+    return x + (x.bfloat16().to(x.dtype) - x).detach()
+
+
+def encode_rounded(views: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
+    """float64, but with weights and activations rounded where the kernels round them: the same ReLUs are open."""
+    x = views.double()
+    for layer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        scale, stride = (1 / 255, 2) if layer == 0 else (1.0, 1)
+        convolved = F.conv2d(x, rounded(weight).double(), stride=stride) * scale
+        x = rounded(F.relu(convolved + bias.double()[:, None, None]))
+    return x.permute(0, 2, 3, 1).flatten(1)
+
+
+def test_views_are_replicate_padded_crops() -> None:
+    frames = torch.randint(0, 256, (5, 3, 12, 15), dtype=torch.uint8)
+    shifts = torch.tensor(list(itertools.product(range(-4, 5), repeat=2)))
+    slots = torch.randint(0, 5, (len(shifts), 3))
+    views = reference.perturbed_views(frames, slots, shifts)
+    for view, slot, (dy, dx) in zip(views, slots, shifts.tolist(), strict=True):
+        stacked = torch.cat([frames[i] for i in slot])[None].float()
+        padded = F.pad(stacked, (4, 4, 4, 4), mode="replicate")[0]
+        assert torch.equal(view.float(), padded[:, 4 + dy : 16 + dy, 4 + dx : 19 + dx])
+
+
+def test_features_have_the_order_of_the_plain_encoder() -> None:
+    frames, slots, shifts = observations("cpu", 3, 24, 21)
+    plain = PixelEncoder("sac-ae", (9, 24, 21))
+    convolutions = [layer for layer in plain.layers if isinstance(layer, torch.nn.Conv2d)]
+    parameters = [c.weight for c in convolutions], [c.bias for c in convolutions if c.bias is not None]
+    features = reference.encode_views(frames, slots, shifts, *parameters)
+    torch.testing.assert_close(features, plain(reference.perturbed_views(frames, slots, shifts)))
+
+
+def test_the_cpu_is_left_to_plain_pytorch() -> None:
+    frames, _, _ = observations("cpu", 1, 24, 24)
+    assert not kernels.supported(frames, network("cpu")[0])
+
+
+def test_features_and_gradients(device: str) -> None:
+    images, height, width, depth = (2, 20, 23, 3) if device == "cpu" else (37, 84, 84, 4)
+    frames, slots, shifts = observations(device, images, height, width)
+    weights, biases = network(device, depth=depth)
+    parameters = [p.requires_grad_() for p in (*weights, *biases)]
+    features = kernels.encode_views(frames, slots, shifts, weights, biases)
+    assert features.dtype == torch.bfloat16
+    expected = encode_rounded(reference.perturbed_views(frames, slots, shifts), weights, biases)
+    assert_close(features, expected)
+    assert_close(features, reference.encode_views(frames, slots, shifts, weights, biases))
+    upstream = torch.randn_like(features)
+    found = torch.autograd.grad(features, parameters, upstream)
+    for gradient, exact in zip(found, torch.autograd.grad(expected, parameters, upstream.double()), strict=True):
+        assert gradient.dtype == torch.float32
+        assert relative_error(gradient, exact) < 2 * TOLERANCE  # a ReLU may open on one side of a rounding only
+
+
+def test_two_networks_see_the_same_views(device: str) -> None:
+    frames, slots, shifts = observations(device, 3, 20, 23)
+    one, two = network(device, depth=2), network(device, depth=2)
+    found = kernels.encode_views_two(frames, slots.int(), shifts, *one, *two)
+    for features, parameters in zip(found, (one, two), strict=True):
+        assert_close(features, reference.encode_views(frames, slots, shifts, *parameters))
+        with torch.no_grad():
+            assert torch.equal(features, kernels.encode_views(frames, slots, shifts, *parameters))
+
+
+def test_every_shift(device: str) -> None:
+    shifts = torch.tensor(list(itertools.product(range(-4, 5), repeat=2)), dtype=torch.int32, device=device)
+    frames, slots, _ = observations(device, len(shifts), 20, 20, channels=1)
+    weights, biases = network(device, channels=3, depth=1)
+    found = kernels.encode_views(frames, slots, shifts, weights, biases)
+    for features, expected in zip(
+        found, reference.encode_views(frames, slots, shifts, weights, biases), strict=True
+    ):
+        assert_close(features, expected)
+
+
+@pytest.mark.parametrize(("channels", "stack"), [(1, 4), (3, 5)])
+def test_other_stacks(device: str, channels: int, stack: int) -> None:
+    frames, slots, shifts = observations(device, 2, 27, 20, channels, stack)
+    weights, biases = network(device, channels * stack, depth=1)
+    parameters = [p.requires_grad_() for p in (*weights, *biases)]
+    features = kernels.encode_views(frames, slots, shifts, weights, biases)
+    expected = encode_rounded(reference.perturbed_views(frames, slots, shifts), weights, biases)
+    assert_close(features, expected)
+    upstream = torch.randn_like(features)
+    found = torch.autograd.grad(features, parameters, upstream)
+    for gradient, exact in zip(found, torch.autograd.grad(expected, parameters, upstream.double()), strict=True):
+        assert relative_error(gradient, exact) < 2 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "tiling",
+    [Tiling(4, 2, stages=2, ahead=True), Tiling(4, 1, stages=2, repeat=2, held=True)],
+    ids=["ahead", "held"],
+)
+def test_cuts_of_a_layer(device: str, tiling: Tiling) -> None:
+    """Forward and input gradient do not depend on how the work is cut."""
+    x = torch.randn(1, 5, 11, 14, 32, device=device).relu().bfloat16()
+    weight, bias = torch.randn(32, 32, 3, 3, device=device) / 17, torch.randn(32, device=device)
+    out = layers.conv_forward(x, (weight,), (bias,), tiling)[0]
+    assert_close(nchw(out), F.relu(F.conv2d(nchw(x[0]).float(), weight, bias)))
+    gradient = torch.randn_like(out)
+    expected = F.conv_transpose2d(nchw(gradient).float(), weight)
+    found = layers.conv_input_gradient(gradient, weight, x[0], tiling)
+    assert_close(nchw(found), torch.where(nchw(x[0]) > 0, expected, 0))
+
+
+@pytest.mark.parametrize(("width", "ahead"), [(21, False), (24, True), (21, True)])
+def test_cuts_of_the_first_layer(device: str, width: int, ahead: bool) -> None:
+    """Strips that do not divide an image, and more of them than blocks; bytes fetched ahead where the width allows."""
+    tiling = Tiling(6, 1, rows=3, ahead=ahead)
+    frames, slots, shifts = observations(device, 2, 22, width)
+    (weight,), (bias,) = network(device, depth=1)
+    views = reference.perturbed_views(frames, slots, shifts)
+    out = layers.first_forward(frames, slots, shifts, (weight,), (bias,), tiling)[0]
+    assert_close(nchw(out), encode_rounded(views, [weight], [bias]).view(out.shape).permute(0, 3, 1, 2))
+    gradient = torch.randn_like(out)
+    found = layers.first_weight_gradient(gradient, frames, slots, shifts, weight, tiling)
+    assert_exact_sums(found, views.double() / 255, weight, gradient, stride=2)
+
+
+def assert_exact_sums(found: Sequence[Tensor], x: Tensor, weight: Tensor, gradient: Tensor, stride: int) -> None:
+    parameters = weight.double().requires_grad_(), torch.zeros_like(weight[:, 0, 0, 0]).double().requires_grad_()
+    out = F.conv2d(x.double(), *parameters, stride=stride)
+    exact = torch.autograd.grad(out, parameters, nchw(gradient).double())
+    for sums, expected in zip(found, exact, strict=True):
+        assert relative_error(sums, expected) < 1e-5
+
+
+@pytest.mark.parametrize("tiling", [Tiling(6, 2, stages=2), Tiling(3, 3)], ids=["two stages", "one group"])
+def test_weight_gradients_are_exact_sums(device: str, tiling: Tiling) -> None:
+    x = torch.randn(5, 11, 14, 32, device=device).relu().bfloat16()
+    weight = torch.randn(32, 32, 3, 3, device=device)
+    gradient = torch.randn(5, 9, 12, 32, device=device).bfloat16()
+    found = layers.conv_weight_gradient(gradient, x, weight, tiling)
+    assert_exact_sums(found, nchw(x), weight, gradient, stride=1)
+    again = layers.conv_weight_gradient(gradient, x, weight, tiling)
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+def test_inside_compiled_code(device: str) -> None:
+    frames, slots, shifts = observations(device, 2, 20, 23)
+    weights, biases = network(device, depth=2)
+    parameters = [p.requires_grad_() for p in (*weights, *biases)]
+
+    def loss(slots: Tensor, shifts: Tensor) -> Tensor:
+        return kernels.encode_views(frames, slots, shifts, weights, biases).float().square().sum()
+
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    found = torch.autograd.grad(compiled(slots, shifts), parameters)
+    for gradient, expected in zip(found, torch.autograd.grad(loss(slots, shifts), parameters), strict=True):
+        torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not kernels.available(), reason="needs a CUDA GPU with bfloat16")
+@pytest.mark.parametrize(("height", "width", "images"), [(84, 84, 129), (20, 20, 1), (64, 100, 7), (85, 51, 33)])
+def test_sizes_and_graph_capture(height: int, width: int, images: int) -> None:
+    frames, slots, shifts = observations("cuda", images, height, width)
+    weights, biases = network("cuda")
+    assert kernels.supported(frames, weights)
+    encoder.prepare(frames, slots, weights)
+    parameters = [p.requires_grad_() for p in (*weights, *biases)]
+
+    def update() -> tuple[Tensor, tuple[Tensor, ...]]:
+        features = kernels.encode_views(frames, slots, shifts, weights, biases)
+        return features, torch.autograd.grad(features.float().square().mean(), parameters)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        update()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        features, gradients = update()
+    shifts.copy_(torch.randint(-4, 5, shifts.shape))  # the graph reads what its inputs hold when it is replayed
+    graph.replay()
+    expected, exact = update()
+    assert torch.equal(features, expected)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, exact, strict=True))
+    assert_close(features, reference.encode_views(frames, slots, shifts, weights, biases))
