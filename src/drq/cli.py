@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from tyro.conf import Positional, arg
@@ -21,6 +21,9 @@ USAGE = """usage: drq COMMAND ...
   train     train an agent: drq train dmc/walker-walk --preset planet
   eval      play a trained agent: drq eval runs/walker --episodes 10 --video walker.mp4
   tasks     list the tasks and their action repeats
+  suite     the paper's experiments: drq suite list; drq suite run planet; drq suite status results/planet
+  report    a page with curves and tables: drq report results/planet --out report.html
+  speed     how fast this machine trains
   doctor    check this machine
 
 `drq COMMAND --help` explains each.
@@ -40,7 +43,7 @@ def train_command(args: list[str]) -> None:
     modules = [value for flag, value in pairwise(args) if flag in ("--import", "--imports")]
     asks_for_help = "-h" in args or "--help" in args
     if not asks_for_help:
-        check_task(task, modules)
+        task = check_task(task, modules)
     agent = presets.agent_config(agent_name, task, preset_name)
     default = presets.preset(preset_name or presets.default_preset(task), task, agent)
     config = tyro.cli(
@@ -99,8 +102,9 @@ def tasks_command(args: list[str]) -> None:
 
     options = tyro.cli(TasksArguments, prog="drq tasks", args=args)
     import_modules(options.imports)
+    names = task_names(options.family)
     print(f"{'task':40}  action repeat")
-    for task in task_names(options.family):
+    for task in names:
         planet, dreamer = action_repeat("planet", task), action_repeat("dreamer", task)
         both = str(planet) if planet == dreamer else f"{planet} (planet, ablation, state, cpu), {dreamer} (dreamer)"
         print(f"{task:40}  {both}")
@@ -121,6 +125,66 @@ def demo_command(args: list[str]) -> None:
     demo(tyro.cli(DemoArguments, prog="drq demo", args=args))
 
 
+def speed_command(args: list[str]) -> None:
+    """Measures how fast this machine trains."""
+    from drq.experiments.speed import SpeedArguments, speed
+
+    speed(tyro.cli(SpeedArguments, prog="drq speed", args=args))
+
+
+@dataclass(frozen=True)
+class ReportArguments:
+    """Compares runs with each other and with the published numbers: one page, table or figure."""
+
+    runs: Positional[tuple[Path, ...]]
+    """Run folders, folders of them, or CSVs with columns task, seed, env_step, return, system."""
+    out: Path | None = None
+    """Where to write. Unset: report.<format> in the current folder."""
+    format: Literal["html", "csv", "md", "tex", "png"] = "html"
+    """A self-contained page, a table (csv, md, tex), or a figure (png)."""
+
+
+def report_command(args: list[str]) -> None:
+    """Makes a report."""
+    from drq.experiments.report import report
+
+    options = tyro.cli(ReportArguments, prog="drq report", args=args)
+    if not options.runs:
+        raise UserError("Name at least one folder, such as: drq report runs --out report.html")
+    out = options.out or Path(f"report.{options.format}")
+    for warning in report(options.runs, out, format=options.format):
+        print(f"drq: {warning}", file=sys.stderr)
+    print(out)
+
+
+@dataclass(frozen=True)
+class SuiteStatusArguments:
+    """Shows where the runs of a suite are."""
+
+    dir: Positional[Path]
+    """The suite's folder."""
+
+
+def suite_command(args: list[str]) -> None:
+    """The paper's experiments."""
+    from drq.experiments.launcher import SuiteRunArguments, list_suites, run_suite
+    from drq.experiments.status import suite_status
+
+    verb, rest = (args[0], args[1:]) if args else ("", [])
+    if verb == "list":
+        tyro.cli(_no_arguments, prog="drq suite list", description="Lists the suites.", args=rest)
+        sys.exit(list_suites())
+    if verb == "run":
+        sys.exit(run_suite(tyro.cli(SuiteRunArguments, prog="drq suite run", args=rest)))
+    if verb == "status":
+        sys.exit(suite_status(tyro.cli(SuiteStatusArguments, prog="drq suite status", args=rest).dir))
+    usage = "drq suite list | drq suite run NAME|FILE.toml ... | drq suite status DIR"
+    if verb in ("-h", "--help"):
+        print(f"usage: {usage}\n\n{suite_command.__doc__} `drq suite run --help` explains its options.")
+        return
+    raise UserError(f"Say what to do with suites: {usage}")
+
+
 def _no_arguments() -> None:
     """Takes no arguments."""
 
@@ -130,6 +194,9 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train_command,
     "eval": eval_command,
     "tasks": tasks_command,
+    "suite": suite_command,
+    "report": report_command,
+    "speed": speed_command,
     "doctor": doctor_command,
 }
 

@@ -27,7 +27,7 @@ class DemoArguments:
 
     dir: Path = Path("demo")
     """Where the runs and the page go. A finished demo is shown again, not trained again."""
-    steps: int = 2_500
+    steps: int = 3_500
     """Env steps of each agent."""
     seed: int = 1
     """Another seed, another demo."""
@@ -46,7 +46,7 @@ class Contestant:
         return [
             *("train", TASK, "--preset", "cpu", "--device", "cpu"),
             *("--seed", str(arguments.seed), "--steps", str(arguments.steps), "--dir", str(self.folder.path)),
-            *("--agent.augmentation", self.augmentation, "--agent.seed-steps", "500", "--env.image-size", "32"),
+            *("--agent.augmentation", self.augmentation, "--agent.seed-steps", "500", "--env.image-size", "24"),
             *("--eval.every", "250", "--eval.episodes", "10", "--checkpoint-every", "1000", "--log-every", "50"),
         ]
 
@@ -62,7 +62,7 @@ def demo(arguments: DemoArguments) -> None:
         Contestant("DrQ", "shift", RunFolder(arguments.dir / "drq")),
         Contestant("no augmentation", "none", RunFolder(arguments.dir / "no-augmentation")),
     ]
-    print(f"Training two agents on {TASK}, from 32x32 images: DrQ, and the same SAC without augmentation.")
+    print(f"Training two agents on {TASK}, from 24x24 images: DrQ, and the same SAC without augmentation.")
     began = time.perf_counter()
     _train(contestants, arguments)
     print(f"Trained in {duration(time.perf_counter() - began)}.\n")
@@ -140,7 +140,7 @@ th:first-child {{ text-align: left }} figure {{ display: inline-block; margin: 0
 img {{ max-width: 100%; background: #fff; border-radius: 6px }}
 </style></head><body>
 <h1>Augmentation at work</h1>
-<p>Two agents learn <code>{TASK}</code> from 32&times;32 images: the white dot has to reach the goal. They are the
+<p>Two agents learn <code>{TASK}</code> from 24&times;24 images: the white dot has to reach the goal. They are the
 same SAC; one sees its memories shifted at random by up to four pixels (DrQ, K = M = 2), the other as they were.</p>
 <table><thead><tr><th></th><th>return</th><th>from random to perfect</th></tr></thead><tbody>{cells}</tbody></table>
 <p><img alt="Return of both agents over env steps" src="{curves}"></p>

@@ -1,0 +1,89 @@
+"""What to call the settings of a run: "DrQ K=2 M=2", "RAD (K=M=1)", "SAC (no augmentation)"."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+SHORT = {
+    "batch_size": "batch",
+    "learning_rate": "lr",
+    "init_temperature": "temperature",
+    "updates_per_step": "updates/step",
+    "freeze_encoder": "frozen encoder",
+}
+NAMED = ("type", "augmentation", "k", "m", "observation")
+"""Settings that the first part of a name already tells."""
+OF_THE_TASK = ("action_repeat", "camera", "max_episode_steps")
+"""Settings that follow the task: they vary among runs without making another system."""
+
+Settings = dict[str, str]
+
+
+def label_runs(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """A name for the settings of each run, given its benchmark and its config.json.
+
+    A `label` in config.json is taken as it is. Otherwise the name says the algorithm. Settings that vary are
+    appended: among all runs of the same benchmark and algorithm, or among those of the same label.
+    """
+    names = [_label(record) or _algorithm(record["config"]) for _, record in runs]
+    groups: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for index, (benchmark, record) in enumerate(runs):
+        groups[benchmark, str(record["config"]["agent"]["type"]), _label(record)].append(index)
+    for members in groups.values():
+        settings = {index: settings_of(runs[index][1]["config"]) for index in members}
+        for index, suffix in zip(members, _what_varies([settings[index] for index in members]), strict=True):
+            names[index] = ", ".join([names[index], *suffix])
+    return names
+
+
+def settings_of(config: Mapping[str, Any], without: Sequence[str] = NAMED) -> Settings:
+    """Every setting of agent, environment and replay that can make another system, as text."""
+    rooms = (config.get(room) for room in ("agent", "env", "replay"))
+    return {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for room in rooms
+        if isinstance(room, dict)
+        for key, value in room.items()
+        if key not in (*without, *OF_THE_TASK, "device")
+    }
+
+
+def _label(record: Mapping[str, Any]) -> str:
+    label = record.get("label")
+    return label.strip() if isinstance(label, str) else ""
+
+
+def _algorithm(config: Mapping[str, Any]) -> str:
+    agent, env = config["agent"], config.get("env") or {}
+    augmentation, views = str(agent.get("augmentation", "")), (agent.get("k"), agent.get("m"))
+    if agent["type"] == "dqn":
+        if augmentation == "none":
+            return "Eff. DQN (no augmentation)"
+        name = "Eff. DQN+DrQ" if views == (1, 1) else f"Eff. DQN+DrQ K={views[0]} M={views[1]}"
+        return name if augmentation == "shift+intensity" else f"{name}, {augmentation}"
+    if agent["type"] != "sac":
+        return str(agent["type"])
+    if env.get("observation") == "state":
+        return "SAC State"
+    if augmentation == "none":
+        return "SAC (no augmentation)"
+    name = "RAD (K=M=1)" if views == (1, 1) else f"DrQ K={views[0]} M={views[1]}"
+    return name if augmentation == "shift" else f"{name}, {augmentation}"
+
+
+def _what_varies(settings: list[Settings]) -> list[list[str]]:
+    keys = dict.fromkeys(key for one in settings for key in one)
+    varying = [key for key in keys if len({one.get(key) for one in settings}) > 1]
+    order = list(SHORT)
+    varying.sort(key=lambda key: order.index(key) if key in order else len(order))
+    return [[_phrase(key, one[key]) for key in varying if key in one] for one in settings]
+
+
+def _phrase(key: str, value: str) -> str:
+    name = SHORT.get(key, key.replace("_", " "))
+    if value in ("true", "false"):
+        return name if value == "true" else f"no {name}"
+    return f"{name} {value}"

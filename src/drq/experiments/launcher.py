@@ -1,0 +1,269 @@
+"""`drq suite`: the runs of a suite, some at a time, until all are finished. Run again, it goes on."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from tyro.conf import Positional
+
+from drq.errors import UserError
+from drq.experiments.pools import Job, Jobs, LocalPool, Pool, plan_here
+from drq.experiments.status import RunStatus, counts, read_status, seconds_left, table, unit, wide_console
+from drq.experiments.suite_folder import SuiteFolder
+from drq.experiments.suites import SUITES, Run, Suite, find_suite, slug
+from drq.experiments.worker import STOPPED
+from drq.training.folder import write_atomically
+from drq.training.progress import duration
+
+POLL_SECONDS = 0.2
+REDRAW_SECONDS = 1.0
+PLAIN_SECONDS = 60.0
+"""Between two lines about everything, where there is no terminal to draw a table on."""
+ATARI_ENV_STEPS = 4
+
+
+@dataclass(frozen=True)
+class SuiteRunArguments:
+    """Runs a suite, or what is left of it: finished runs are left alone, unfinished ones go on."""
+
+    suite: Positional[str]
+    """Its name (`drq suite list`), or a TOML file of your own (docs/suites.md)."""
+    seeds: int | None = None
+    """Seeds 1 to this number. Unset: the suite's own."""
+    steps: int | None = None
+    """Env steps (Atari: agent steps) of each run. Unset: the suite's own."""
+    tasks: str | None = None
+    """Tasks joined by commas, with or without their family: cartpole-swingup,cheetah-run. Unset: the suite's own."""
+    dir: Path | None = None
+    """Folder of the runs. Unset: results/<suite>."""
+    jobs: Jobs = "auto"
+    """Runs at a time. auto: as many as the GPUs and cores of this machine carry."""
+    launcher: Literal["local", "ray"] = "local"
+    """local: processes on this machine. ray: tasks on a Ray cluster."""
+    dry_run: bool = False
+    """Only print the runs and the expected time."""
+
+
+def list_suites() -> int:
+    """`drq suite list`: what there is, and how much it takes."""
+    view = Table(header_style="bold")
+    view.add_column("suite", no_wrap=True)
+    view.add_column("shows")
+    for heading in ("tasks x settings x seeds", "runs", "env steps"):
+        view.add_column(heading, justify="right", no_wrap=True)
+    for suite in SUITES.values():
+        parts = len(suite.tasks), len(suite.settings), len(suite.seeds)
+        runs = suite.runs()
+        env_steps = sum(run.steps * (ATARI_ENV_STEPS if run.task.startswith("atari/") else 1) for run in runs)
+        view.add_row(suite.name, suite.shows, " x ".join(map(str, parts)), f"{len(runs):,}", f"{env_steps / 1e6:,.0f}M")
+    wide_console().print(view)
+    return 0
+
+
+def run_suite(args: SuiteRunArguments) -> int:
+    """`drq suite run`. 0: every run is finished. 1: one has failed. 130: stopped by Ctrl-C."""
+    if args.jobs != "auto" and args.jobs < 1:
+        raise UserError(f"--jobs is {args.jobs}: set it to 1 or more, or to auto.")
+    tasks = None if args.tasks is None else [name.strip() for name in args.tasks.split(",") if name.strip()]
+    if tasks == []:
+        raise UserError("--tasks is empty: name some, as in --tasks cartpole-swingup,cheetah-run, or leave it out.")
+    suite = find_suite(args.suite).narrowed(tasks=tasks, seeds=args.seeds, steps=args.steps)
+    folder = SuiteFolder(args.dir or Path("results") / slug(suite.name))
+    jobs = [Job(run, suite.config(run, folder.path)) for run in suite.runs()]
+    if args.dry_run:
+        folder.joined(suite)
+        return _print_plan(suite, folder, jobs, args)
+    folder.open(suite)
+    try:
+        pool: Pool
+        left = [job for job in jobs if read_status(folder, job.run, running=False).state != "finished"]
+        if args.launcher == "ray":
+            from drq.experiments.ray_pool import RayPool
+
+            pool = RayPool(folder, args.jobs, [job.config for job in left])
+        else:
+            pool = LocalPool(folder, plan_here(args.jobs, [job.config for job in left]) if left else [])
+        return Launch(suite, folder, [job.run for job in jobs], left, pool).run()
+    finally:
+        folder.close()
+
+
+def _print_plan(suite: Suite, folder: SuiteFolder, jobs: Sequence[Job], args: SuiteRunArguments) -> int:
+    statuses = [read_status(folder, job.run, running=False) for job in jobs]
+    for job, status in zip(jobs, statuses, strict=True):
+        print(f"{job.config.dir}  {job.run}  {status.state}")
+    left = [job.config for job, status in zip(jobs, statuses, strict=True) if status.state != "finished"]
+    steps = sum(status.left for status in statuses)
+    print(f"{len(jobs)} runs: {counts(statuses)}. {steps:,} {unit(suite.tasks)} to go.")
+    if not left:
+        print("Nothing to do.")
+        return 0
+    if args.launcher == "ray":
+        print("How many run at a time, and so the expected time, is up to the Ray cluster.")
+        return 0
+    at_a_time = len(plan_here(args.jobs, left))
+    expected = seconds_left(statuses, at_a_time)
+    if expected is None:
+        print(
+            f"{at_a_time} at a time. Expected time: unknown until a run in {folder.path} has been under way for a "
+            "while; begin, then see the table, or this command again."
+        )
+    else:
+        seconds, measured = expected
+        print(
+            f"{at_a_time} at a time. Expected time: about {duration(seconds)}, "
+            f"from the speed of {measured} {'run' if measured == 1 else 'runs'} in {folder.path}."
+        )
+    return 0
+
+
+class Launch:
+    """A suite under way."""
+
+    def __init__(self, suite: Suite, folder: SuiteFolder, runs: Sequence[Run], left: Sequence[Job], pool: Pool) -> None:
+        self.suite = suite
+        self.folder = folder
+        self.left = list(left)
+        self.pool = pool
+        self.console: Console = wide_console()
+        # A run that failed before is tried again, so it waits like any other.
+        self.statuses = {run: _without_failure(read_status(folder, run, running=False)) for run in runs}
+        self.interrupts = 0
+
+    def run(self) -> int:
+        """Runs what is left."""
+        done = len(self.statuses) - len(self.left)
+        if not self.left:
+            self._say(f"{self.suite.name}: all {done} runs are finished. Nothing to do. {self.folder.path}")
+            return 0
+        self._say(f"{self.suite.name}: {len(self.statuses)} runs, {done} finished before, {self.pool.size} at a time.")
+        with self._counting_interrupts():
+            try:
+                if self.console.is_terminal:
+                    with Live(console=self.console, auto_refresh=False, transient=True) as live:
+                        self._work(live)
+                else:
+                    self._work(None)
+            finally:
+                if self.pool.running:  # something went wrong here: leave no run behind
+                    self.pool.kill()
+        return self._sum_up()
+
+    def _work(self, live: Live | None) -> None:
+        asked = 0
+        due = time.monotonic() + (0.0 if live else PLAIN_SECONDS)
+        while self.pool.running or (self.left and not self.interrupts):
+            while self.left and not self.interrupts and len(self.pool.running) < self.pool.size:
+                self._start(self.left.pop(0))
+            if self.interrupts > asked:
+                asked = self.interrupts
+                self._interrupt()
+            for ended in self.pool.ended():
+                self._end(ended.run, ended.error)
+            if time.monotonic() >= due:
+                self._refresh_running()
+                if live:
+                    live.update(self._live_table(), refresh=True)
+                else:
+                    self._say(self._summary())
+                due = time.monotonic() + (REDRAW_SECONDS if live else PLAIN_SECONDS)
+            time.sleep(POLL_SECONDS)
+
+    def _start(self, job: Job) -> None:
+        # What an earlier attempt left; a folder with nothing but this file would not pass for a run's.
+        self._error_file(job.run).unlink(missing_ok=True)
+        self.pool.start(job)
+        self.folder.running(self.pool.running)
+        self.statuses[job.run] = replace(self.statuses[job.run], state="running")
+        if not self.console.is_terminal:
+            self._say(f"Begun: {job.run}.")
+
+    def _end(self, run: Run, error: str) -> None:
+        self.folder.running(self.pool.running)
+        status = read_status(self.folder, run, running=False)
+        if status.state != "finished" and not self.interrupts:
+            path = self._error_file(run)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, error or "The run ended before its last step and gave no reason.\n")
+            status = read_status(self.folder, run, running=False)
+        self.statuses[run] = status
+        if status.state == "finished":
+            score = "" if status.last_return is None else f" with return {status.last_return:,.1f}"
+            self._say(f"Finished: {run}{score} after {duration(status.seconds or 0.0)}.")
+        elif status.state == "failed":
+            self._say(f"Failed: {run}: {status.error} ({self._error_file(run)})")
+        else:
+            self._say(f"Stopped: {run} at {status.done:,} of {run.steps:,}.")
+
+    def _interrupt(self) -> None:
+        if self.interrupts == 1:
+            self.pool.stop()
+            self._say(
+                f"Stopping: {len(self.pool.running)} runs write their checkpoints. "
+                "Ctrl-C again stops them at once, back to the checkpoints before."
+            )
+        else:
+            self.pool.kill()
+
+    def _error_file(self, run: Run) -> Path:
+        return self.folder.run_path(run) / "error.txt"
+
+    def _refresh_running(self) -> None:
+        for run in self.pool.running:
+            self.statuses[run] = read_status(self.folder, run, running=True)
+
+    def _live_table(self) -> Table:
+        rows = self.console.height - 8  # title, heading, borders, captions
+        return table(list(self.statuses.values()), title=self._summary(), rows=rows)
+
+    def _summary(self) -> str:
+        statuses = list(self.statuses.values())
+        expected = seconds_left(statuses, self.pool.size)
+        left = f" About {duration(expected[0])} left." if expected else ""
+        return f"{self.suite.name}: {counts(statuses)}.{left}"
+
+    def _sum_up(self) -> int:
+        statuses = list(self.statuses.values())
+        failed = [status for status in statuses if status.state == "failed"]
+        self._say(f"{self.suite.name}: {counts(statuses)}. {self.folder.path}")
+        if self.interrupts:
+            self._say("Run the same command again to go on.")
+            return STOPPED
+        for status in failed:
+            self._say(f"Failed: {status.run}: {status.error} ({self._error_file(status.run)})")
+        if failed:
+            self._say("Run the same command again to try what failed once more.")
+        return 1 if failed else 0
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def _counting_interrupts(self) -> Iterator[None]:
+        """Ctrl-C, or a scheduler's SIGTERM, is answered by the loop and ends nothing by itself."""
+
+        def count(number: int, frame: object) -> None:
+            self.interrupts += 1
+
+        before: dict[signal.Signals, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            before = {each: signal.signal(each, count) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+
+def _without_failure(status: RunStatus) -> RunStatus:
+    return replace(status, state="waiting", error="") if status.state == "failed" else status

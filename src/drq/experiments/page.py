@@ -1,0 +1,293 @@
+"""The report as one HTML file that needs nothing else: data as JSON, charts drawn by `page/*.js`.
+
+Everything that came from a file travels inside the JSON and is put on the page as text, never as markup.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from drq.errors import UserError
+from drq.experiments import reference, tables
+from drq.experiments.reference import Benchmark, Curve, sources, task_title
+from drq.experiments.results import Run
+from drq.experiments.statistics import Array, Estimate
+
+LARGEST = 6_000_000
+"""Bytes a page may have."""
+POINTS = (120, 60, 30, 12, 4)
+"""Points kept of a curve: the first number with which the page is small enough."""
+SHOWN_AT_FIRST = 8
+"""Systems switched on when the page opens; more lines than this in a chart cannot be told apart."""
+
+Json = dict[str, Any]
+
+
+def write_page(runs: Sequence[Run], warnings: Sequence[str], out: Path) -> None:
+    """Writes the report on these runs to `out`."""
+    data = _fixed_parts(runs, warnings, out)
+    for points in POINTS:
+        html = _render(data | {"panels": _panels(runs, data["systems"], points)})
+        if len(html.encode()) <= LARGEST:
+            out.write_text(html, encoding="utf-8")
+            return
+    raise UserError(f"{len(runs)} runs do not fit into a page of 6 MB; give fewer folders at a time.")
+
+
+def _render(data: Json) -> str:
+    files = resources.files("drq.experiments").joinpath("page")
+    parts = {
+        "style": files.joinpath("page.css").read_text(encoding="utf-8"),
+        "script": "\n".join(
+            files.joinpath(name).read_text(encoding="utf-8") for name in ("charts.js", "tables.js", "page.js")
+        ),
+        # "<" could close the script element that holds the data
+        "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+    }
+    template = files.joinpath("template.html").read_text(encoding="utf-8")
+    return re.sub(r"/\*(style|script|data)\*/", lambda marker: parts[marker[1]], template)
+
+
+def _fixed_parts(runs: Sequence[Run], warnings: Sequence[str], out: Path) -> Json:
+    """All but the curves, which are thinned until the page is small enough."""
+    names = tables.order_systems(runs)
+    ours = {run.system for run in runs if run.ours}
+    compared = tables.score_tables(runs)
+    configs = _Configs()
+    return {
+        "warnings": list(warnings),
+        "systems": [{"name": name, "ours": name in ours, "on": at < SHOWN_AT_FIRST} for at, name in enumerate(names)],
+        "tables": [_table(table, names) for table in compared],
+        "atari": [_aggregates(table, names) for table in compared if table.benchmark.key == "atari"],
+        "grids": [_grid(grid) for grid in tables.grids(runs)],
+        "runs": [_run(run, names, configs, out) for run in _in_order(runs, names)],
+        "configs": configs.kept,
+        "sources": sources(),
+    }
+
+
+def _in_order(runs: Sequence[Run], names: list[str]) -> list[Run]:
+    tasks = tables.order_tasks(runs)
+    benchmarks = list(reference.benchmarks())
+
+    def rank(run: Run) -> tuple[int, int, int, int]:
+        place = (benchmarks.index(run.benchmark.key), tasks.index(run.task))
+        return (*place, names.index(run.system), run.seed)
+
+    return sorted(runs, key=rank)
+
+
+def _round(value: float | None) -> float | int | None:
+    """Six significant digits: what a page needs, in as few characters as it takes."""
+    if value is None or not np.isfinite(value):
+        return None
+    short = float(f"{value:.6g}")
+    return int(short) if short.is_integer() else short
+
+
+def _list(values: Array) -> list[float | int | None]:
+    return [_round(float(value)) for value in values]
+
+
+def _estimate(estimate: Estimate | None) -> list[float | int | None] | None:
+    return None if estimate is None else [_round(number) for number in (estimate.value, estimate.low, estimate.high)]
+
+
+def _panel_id(benchmark: Benchmark, task: str) -> str:
+    return f"{benchmark.key}:{task}"
+
+
+def _unit(benchmark: Benchmark) -> str:
+    return benchmark.counts.replace("_", " ") + "s"
+
+
+def _panels(runs: Sequence[Run], systems: list[Json], points: int) -> list[Json]:
+    """A chart for each task: for each system the evaluations of its runs on one grid of steps."""
+    names = [system["name"] for system in systems]
+    groups: dict[tuple[str, str], dict[str, list[tuple[int, Run]]]] = defaultdict(lambda: defaultdict(list))
+    benchmarks = {run.benchmark.key: run.benchmark for run in runs}
+    for index, run in enumerate(_in_order(runs, names)):
+        if len(run.steps):
+            groups[run.benchmark.key, run.task][run.system].append((index, run))
+    panels = []
+    for (key, task), members in groups.items():
+        series = [_series(names.index(name), numbered, points) for name, numbered in members.items()]
+        panels.append(
+            {
+                "id": _panel_id(benchmarks[key], task),
+                "benchmark": benchmarks[key].title,
+                "title": task_title(task),
+                "unit": _unit(benchmarks[key]),
+                "digits": benchmarks[key].digits,
+                "top": 1000 if task.startswith("dmc/") else None,  # no return of the control suite is higher
+                "series": sorted(series, key=lambda one: one["system"]),
+                "published": _published(benchmarks[key], task),
+            }
+        )
+    return panels
+
+
+def _series(system: int, numbered: list[tuple[int, Run]], points: int) -> Json:
+    """Runs that were evaluated at the same steps keep their numbers; others are interpolated between
+    theirs."""
+    grid, curves = tables.common_grid([run for _, run in numbered])
+    kept = np.unique(np.linspace(0, len(grid) - 1, min(points, len(grid))).round().astype(int))
+    values = {index: _list(curve[kept]) for (index, _), curve in zip(numbered, curves, strict=True)}
+    return {"system": system, "x": _list(grid[kept]), "runs": values}
+
+
+def _published(benchmark: Benchmark, task: str) -> list[Json]:
+    if curve := benchmark.curves.get(task):
+        return [_curve(curve)]
+    found = []
+    for budget in benchmark.budgets:
+        for name, score in benchmark.table.get((task, budget), {}).items():
+            if name.startswith(("DrQ", "Eff. DQN+DrQ")):
+                found.append(
+                    {"name": name, "x": [budget], "mean": [score.mean], "std": [score.std], "n": [score.seeds]}
+                )
+    return found
+
+
+def _curve(curve: Curve) -> Json:
+    columns = {"x": curve.steps, "mean": curve.mean, "std": curve.std, "n": curve.seeds}
+    return {"name": curve.name, **{name: _list(values) for name, values in columns.items()}}
+
+
+def _cell(cell: tables.Cell | None) -> Json | None:
+    if cell is None:
+        return None
+    steps = [tables.short_count(at) for at in cell.steps] if cell.steps else []
+    read = " to ".join(dict.fromkeys(steps))
+    return {"mean": _round(cell.mean), "std": _round(cell.std), "n": cell.seeds, "at": read}
+
+
+def _table(table: tables.ScoreTable, names: list[str]) -> Json:
+    compared = {}
+    for index in range(table.ours):
+        by_task, overall = tables.differences(table, index)
+        compared[names.index(table.columns[index])] = {
+            "tasks": [[_estimate(one) for one in row] for row in by_task],
+            "overall": [_estimate(one) for one in overall],
+        }
+    return {
+        "title": table.title,
+        "unit": _unit(table.benchmark),
+        "budget": table.budget,
+        "digits": table.benchmark.digits,
+        "columns": [
+            {"name": name, "system": names.index(name) if at < table.ours else None}
+            for at, name in enumerate(table.columns)
+        ],
+        "rows": [
+            {"panel": _panel_id(table.benchmark, task), "title": task_title(task), "cells": [_cell(one) for one in row]}
+            for task, row in zip(table.tasks, table.cells, strict=True)
+        ],
+        "differences": compared,
+    }
+
+
+def _aggregates(table: tables.ScoreTable, names: list[str]) -> Json:
+    rows, improvements = tables.aggregates(table)
+    number = {name: names.index(name) for name in table.columns[: table.ours]}
+    return {
+        "title": table.title,
+        "metrics": list(tables.METRICS),
+        "rows": [
+            {
+                "name": row.system,
+                "system": number.get(row.system),
+                "games": row.games,
+                "runs": row.runs,
+                "metrics": {metric: _estimate(estimate) for metric, estimate in row.metrics.items()},
+            }
+            for row in rows
+        ],
+        "improvements": [
+            {
+                "system": number[one.system],
+                "other": one.other,
+                "against": number.get(one.other),
+                "games": one.games,
+                "probability": _estimate(one.probability),
+            }
+            for one in improvements
+        ],
+        "peers": tables.atari_peers(),
+    }
+
+
+def _grid(grid: tables.Grid) -> Json:
+    return {
+        "title": grid.title,
+        "panel": _panel_id(grid.benchmark, grid.task),
+        "task": task_title(grid.task),
+        "budget": f"{tables.short_count(grid.budget)} {_unit(grid.benchmark)}",
+        "digits": grid.benchmark.digits,
+        "names": grid.names,
+        "columns": grid.columns,
+        "rows": grid.rows,
+        "panels": [
+            {
+                "value": panel,
+                "cells": [
+                    [_cell(grid.cells.get((column, row, panel))) for column in grid.columns] for row in grid.rows
+                ],
+            }
+            for panel in grid.panels
+        ],
+    }
+
+
+class _Configs:
+    """The configurations of all runs, each different one kept once."""
+
+    def __init__(self) -> None:
+        self.kept: list[str] = []
+        self._places: dict[str, int] = {}
+
+    def add(self, record: Json) -> int:
+        same_for_all_seeds = {key: value for key, value in record["config"].items() if key not in ("seed", "dir")}
+        text = json.dumps(record | {"config": same_for_all_seeds}, indent=1, sort_keys=True)
+        if text not in self._places:
+            self._places[text] = len(self.kept)
+            self.kept.append(text)
+        return self._places[text]
+
+
+def _run(run: Run, names: list[str], configs: _Configs, out: Path) -> Json:
+    rate = run.last_step / run.seconds if run.seconds else None
+    return {
+        "panel": _panel_id(run.benchmark, run.task),
+        "title": task_title(run.task),
+        "system": names.index(run.system),
+        "seed": run.seed,
+        "status": run.status if len(run.steps) else "no evaluation" if run.status != "failed" else "failed",
+        "error": run.error,
+        "step": _round(run.last_step),
+        "budget": run.budget,
+        "unit": _unit(run.benchmark),
+        "digits": run.benchmark.digits,
+        "last": _round(float(run.returns[-1])) if len(run.returns) else None,
+        "seconds": _round(run.seconds),
+        "rate": _round(rate),
+        "folder": str(run.path),
+        "config": configs.add(run.record) if run.ours else None,
+        "videos": [[video.name, _link(video, out)] for video in run.videos],
+    }
+
+
+def _link(file: Path, out: Path) -> str:
+    """A link from the page to a file, relative so that the folder can be moved as a whole."""
+    relative = os.path.relpath(file.resolve(), out.resolve().parent)
+    return "./" + quote(relative.replace(os.sep, "/"))

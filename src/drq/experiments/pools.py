@@ -1,0 +1,222 @@
+"""Where the runs of a suite are executed: processes on this machine. `ray_pool.py` is the same on a cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+
+from drq.config import TrainConfig
+from drq.experiments.suite_folder import SuiteFolder
+from drq.experiments.suites import Run
+from drq.machine import free_memory
+from drq.training.folder import config_to_json
+
+RUNS_PER_GPU = {"control": 4, "atari": 8}
+"""Runs that a large GPU carries side by side: one leaves it idle while its environment steps."""
+CORES_PER_GPU_RUN = 3
+"""A run on a GPU keeps its loop, its environment and its evaluation busy."""
+CORES_PER_CPU_RUN = 2
+BYTES_PER_RUN = 4 * 1024**3
+"""The replay of the paper's settings, networks and images under way."""
+ERROR_LINES = 40
+"""How much of what a failed run printed is kept in its error.txt."""
+
+Jobs = int | Literal["auto"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run with all its settings."""
+
+    run: Run
+    config: TrainConfig
+
+    def to_json(self) -> str:
+        return json.dumps({"label": self.run.label, "config": config_to_json(self.config)})
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run whose process is over."""
+
+    run: Run
+    error: str
+    """The last lines it printed, if it failed; empty if it finished."""
+
+
+class Pool(Protocol):
+    """Executes some runs at a time."""
+
+    @property
+    def size(self) -> int:
+        """How many at a time."""
+        ...
+
+    @property
+    def running(self) -> list[Run]: ...
+
+    def start(self, job: Job) -> None: ...
+
+    def ended(self) -> list[Ended]:
+        """Runs that are over since the last call."""
+        ...
+
+    def stop(self) -> None:
+        """Asks every run to write its checkpoint and end."""
+        ...
+
+    def kill(self) -> None:
+        """Ends every run at once; each goes on from its last checkpoint another time."""
+        ...
+
+
+@dataclass(frozen=True)
+class GPU:
+    name: str
+    """As CUDA_VISIBLE_DEVICES calls it."""
+    free: int
+    """Bytes."""
+
+
+def this_machines_gpus() -> list[GPU]:
+    """GPUs that training would use. Another process looks, so that this one takes no memory of theirs."""
+    count = torch.cuda.device_count()
+    if not count:
+        return []
+    look = "import torch; print([torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())])"
+    looked = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)
+    if looked.returncode:
+        return []  # what is there does not work: training says why, or uses the CPU
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(number) for number in range(count)]
+    return [GPU(name.strip(), free) for name, free in zip(names, json.loads(looked.stdout), strict=False)]
+
+
+def this_machines_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def most_per_gpu(tasks: Sequence[str]) -> int:
+    """Runs that a GPU with memory enough carries."""
+    return RUNS_PER_GPU["atari" if all(task.startswith("atari/") for task in tasks) else "control"]
+
+
+def plan_slots(
+    jobs: Jobs, tasks: Sequence[str], *, gpus: Sequence[GPU], cores: int, memory: int | None
+) -> list[Mapping[str, str]]:
+    """The environment variables of each run at a time.
+
+    auto: on GPUs 4 runs each (Atari: 8), within their memory and 3 cores a run; on a CPU one run for 2 cores, within
+    the host's memory.
+    """
+    if gpus:
+        fits = [min(most_per_gpu(tasks), gpu.free // BYTES_PER_RUN) for gpu in gpus]
+        places = [gpu for level in range(max(fits)) for gpu, most in zip(gpus, fits, strict=True) if level < most]
+        places = places or [max(gpus, key=lambda gpu: gpu.free)]
+        wanted = min(len(places), cores // CORES_PER_GPU_RUN) if jobs == "auto" else jobs
+        wanted = max(wanted, 1)
+        chosen = [{"CUDA_VISIBLE_DEVICES": places[number % len(places)].name} for number in range(wanted)]
+    else:
+        in_memory = cores if memory is None else memory // BYTES_PER_RUN
+        wanted = max(min(cores // CORES_PER_CPU_RUN, in_memory), 1) if jobs == "auto" else jobs
+        chosen = [{} for _ in range(wanted)]
+    # More threads than cores would make every run slower.
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(cores // wanted, 1))
+    return [{**place, "OMP_NUM_THREADS": threads} for place in chosen]
+
+
+def plan_here(jobs: Jobs, configs: Sequence[TrainConfig]) -> list[Mapping[str, str]]:
+    """`plan_slots` for this machine; never more than there are runs."""
+    on_gpu = any(config.device != "cpu" for config in configs)
+    tasks = [config.task for config in configs]
+    gpus = this_machines_gpus() if on_gpu else []
+    slots = plan_slots(jobs, tasks, gpus=gpus, cores=this_machines_cores(), memory=free_memory())
+    if len(slots) > len(configs):  # fewer runs have more cores each
+        slots = plan_slots(max(len(configs), 1), tasks, gpus=gpus, cores=this_machines_cores(), memory=None)
+    return slots
+
+
+def start_worker(
+    job: str, log: Path, environment: Mapping[str, str], *, inherit: Sequence[int] = ()
+) -> subprocess.Popen[str]:
+    """Begins a run in a process of its own that prints into `log`."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "drq.experiments.worker"],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            # Ctrl-C in the terminal is for the launcher, which asks each run once: a second signal ends it at once.
+            start_new_session=True,
+            pass_fds=inherit,
+            text=True,
+        )
+    assert process.stdin is not None
+    try:
+        process.stdin.write(job + "\n")
+        process.stdin.flush()  # and stays open: its end would tell the run to stop
+    except BrokenPipeError:
+        pass  # it has ended already; its log says why
+    return process
+
+
+def error_of(code: int, log: Path) -> str:
+    """The last lines of a run that failed, and what its exit code adds to them."""
+    if code == 0:
+        return ""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-ERROR_LINES:]
+    if code == -signal.SIGKILL:
+        lines.append("The run was killed, as the system does when memory runs out: try a smaller --jobs.")
+    elif code < 0:
+        lines.append(f"The run was ended by {signal.Signals(-code).name}.")
+    return "\n".join(lines or [f"The run ended with exit code {code} and said nothing."]) + "\n"
+
+
+class LocalPool:
+    """Processes on this machine, each with a slot's environment variables."""
+
+    def __init__(self, folder: SuiteFolder, slots: Sequence[Mapping[str, str]]) -> None:
+        self._folder = folder
+        self._free = list(slots)
+        self._processes: dict[Run, tuple[subprocess.Popen[str], Mapping[str, str]]] = {}
+        self.size = len(slots)
+
+    @property
+    def running(self) -> list[Run]:
+        return list(self._processes)
+
+    def start(self, job: Job) -> None:
+        slot = self._free.pop(0)
+        process = start_worker(job.to_json(), self._folder.log(job.run), slot, inherit=[self._folder.lock])
+        self._processes[job.run] = process, slot
+
+    def ended(self) -> list[Ended]:
+        over = []
+        for run, (process, slot) in list(self._processes.items()):
+            code = process.poll()
+            if code is not None:
+                if process.stdin is not None:
+                    process.stdin.close()
+                del self._processes[run]
+                self._free.append(slot)
+                over.append(Ended(run, error_of(code, self._folder.log(run))))
+        return over
+
+    def stop(self) -> None:
+        for process, _ in self._processes.values():
+            process.terminate()
+
+    def kill(self) -> None:
+        for process, _ in self._processes.values():
+            process.kill()

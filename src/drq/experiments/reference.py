@@ -1,0 +1,197 @@
+"""The published figures shipped with the package (`reference/SOURCES.md`), and the names of tasks in them."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+import numpy as np
+
+from drq.experiments.statistics import Array, Published
+
+ATARI_FRAME_SKIP = 4
+"""Env steps (frames) of one agent step in Atari: "100k" are 100,000 agent steps and 400,000 env steps."""
+
+DRQ_TABLE_SEEDS = {"dmc/cheetah-run": 8, "dmc/reacher-easy": 9, "dmc/walker-walk": 9}
+"""Seeds under the DrQ column of the paper's PlaNet table where they are not 10."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A published learning curve: mean, standard deviation and number of seeds along training."""
+
+    name: str
+    steps: Array
+    mean: Array
+    std: Array
+    seeds: Array
+
+    def at(self, budget: int) -> Published:
+        """The last evaluation at or before the budget, as the paper reads its table."""
+        index = int(np.searchsorted(self.steps, budget, side="right")) - 1
+        return Published(float(self.mean[index]), float(self.std[index]), int(self.seeds[index]))
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A set of tasks with the budgets at which scores are compared and what has been published there."""
+
+    key: str
+    title: str
+    counts: Literal["env_step", "agent_step"] = "env_step"
+    """What budgets and the axes of charts count."""
+    budgets: tuple[int, ...] = ()
+    tasks: tuple[str, ...] = ()
+    """In the order of the published table."""
+    table: Mapping[tuple[str, int], Mapping[str, Published]] = field(default_factory=dict)
+    """(task, budget) -> system -> score."""
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    """Task -> published curve of DrQ."""
+    digits: int = 0
+    """Decimals with which scores are printed."""
+
+    def systems(self, budget: int) -> list[str]:
+        """Published systems at a budget, in the table's order."""
+        rows = [row for (_, at), row in self.table.items() if at == budget]
+        return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def read_reference(name: str) -> list[dict[str, str]]:
+    """Rows of one shipped file."""
+    text = resources.files("drq.experiments").joinpath("reference", name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+def sources() -> str:
+    """Where the published figures come from, with the licences."""
+    return resources.files("drq.experiments").joinpath("reference", "SOURCES.md").read_text(encoding="utf-8")
+
+
+@cache
+def benchmarks() -> dict[str, Benchmark]:
+    """Every benchmark by its key, in the order of the report."""
+    dreamer = _dreamer()
+    return {
+        "planet": _planet(),
+        "dreamer": dreamer,
+        "control": _control(exclude=dreamer.tasks),
+        "atari": _atari(),
+        "other": Benchmark("other", "Other tasks", digits=1),
+    }
+
+
+@cache
+def atari_players() -> dict[str, tuple[float, float]]:
+    """Random and human score of each of the 26 games, from the paper's table."""
+    rows = read_reference("paper_atari_table.csv")
+    return {_game(row["game"]): (float(row["random"]), float(row["human"])) for row in rows}
+
+
+def canonical_task(name: str) -> str:
+    """The package's name of a task, however a file spells it: `walker_walk`, `Walker Walk` and
+    `dmc/walker-walk` are one task, and so are `MsPacman` and `atari/ms_pacman`. Unknown names stay."""
+    prefix, _, rest = name.partition("/") if name.startswith(("dmc/", "atari/")) else ("", "", name)
+    known = _known_tasks().get(_letters(rest))
+    return known if known and known.startswith(prefix) else name.strip()
+
+
+def task_title(task: str) -> str:
+    """`Walker Walk` for `dmc/walker-walk`; tasks of no benchmark keep their name."""
+    if task not in _known_tasks().values():
+        return task
+    words = re.split("[-_]", task.partition("/")[2])
+    return " ".join(word if word == "in" else word.capitalize() for word in words)
+
+
+def benchmark_of(task: str, preset: str = "") -> Benchmark:
+    """Where a task is compared; the preset decides between PlaNet's and Dreamer's settings of the same
+    task."""
+    known = benchmarks()
+    if preset.startswith("dreamer") and task in known["dreamer"].tasks:
+        return known["dreamer"]
+    if task.startswith("atari/"):
+        return known["atari"]
+    return next((benchmark for benchmark in known.values() if task in benchmark.tasks), known["other"])
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+@cache
+def _known_tasks() -> dict[str, str]:
+    tasks = [task for benchmark in benchmarks().values() for task in benchmark.tasks]
+    known = {_letters(task.partition("/")[2]): task for task in tasks}
+    return known | {"cupcatch": "dmc/ball-in-cup-catch"}
+
+
+def _control_task(name: str) -> str:
+    return "dmc/" + {"cup_catch": "ball_in_cup_catch"}.get(name, name).replace("_", "-")
+
+
+def _game(name: str) -> str:
+    return "atari/" + re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=N)(?=D)", "_", name).lower()
+
+
+def _curves(file: str) -> dict[str, Curve]:
+    rows = defaultdict(list)
+    for row in read_reference(file):
+        point = [float(row[key]) for key in ("env_step", "mean", "std", "seeds")]
+        rows[_control_task(row["task"])].append(point)
+    return {task: Curve("DrQ (published curves)", *np.array(points).T) for task, points in rows.items()}
+
+
+def _planet() -> Benchmark:
+    curves = _curves("drq_planet_mean.csv")
+    table: dict[tuple[str, int], dict[str, Published]] = defaultdict(dict)
+    for row in read_reference("paper_planet_table.csv"):
+        task, budget, system = _control_task(row["task"]), int(row["env_step"]), row["system"]
+        seeds = DRQ_TABLE_SEEDS.get(task, 10) if system == "DrQ" else None
+        if system == "DrQ":
+            table[task, budget][curves[task].name] = curves[task].at(budget)
+        name = f"{system} (paper)" if system == "DrQ" else system
+        table[task, budget][name] = Published(float(row["mean"]), float(row["std"]), seeds)
+    tasks = tuple(dict.fromkeys(task for task, _ in table))
+    return Benchmark("planet", "PlaNet tasks", "env_step", (100_000, 500_000), tasks, table, curves)
+
+
+def _dreamer() -> Benchmark:
+    curves = _curves("drq_dreamer_mean.csv")
+    names = {"drqv2": "DrQ-v2", "curl": "CURL", "sac": "SAC", "dreamerv3": "DreamerV3"}
+    table: dict[tuple[str, int], dict[str, Published]] = {}
+    for row in read_reference("dreamer15_peers.csv"):
+        task, budget = _control_task(row["env"]), int(row["env_step"])
+        if task in curves:
+            peers = {title: Published(float(row[column])) for column, title in names.items()}
+            table[task, budget] = {curves[task].name: curves[task].at(budget), **peers}
+    budgets = (100_000, 500_000, 1_000_000)
+    return Benchmark("dreamer", "Dreamer tasks", "env_step", budgets, tuple(curves), table, curves)
+
+
+def _control(exclude: tuple[str, ...]) -> Benchmark:
+    table: dict[tuple[str, int], dict[str, Published]] = {}
+    for row in read_reference("drqv2_table.csv"):
+        if (task := _control_task(row["task"])) not in exclude:
+            score = Published(float(row["mean"]), float(row["std_ddof1"]), int(row["n_seeds"]))
+            table[task, int(row["frame"])] = {row["agent"]: score}
+    tasks = tuple(dict.fromkeys(task for task, _ in table))
+    budgets = tuple(sorted({budget for _, budget in table}))
+    return Benchmark("control", "Other control tasks", "env_step", budgets, tasks, table)
+
+
+def _atari() -> Benchmark:
+    columns = {name: name for name in ("OT/Eff. Rainbow+CURL", "Eff. Rainbow", "OTRainbow", "SimPLe")}
+    paper = {name: f"{name} (paper)" for name in ("Eff. DQN+DrQ", "Eff. DQN")}
+    columns = paper | columns | {"human": "Human", "random": "Random"}
+    table = {
+        (_game(row["game"]), 100_000): {title: Published(float(row[name])) for name, title in columns.items()}
+        for row in read_reference("paper_atari_table.csv")
+    }
+    tasks = tuple(task for task, _ in table)
+    return Benchmark("atari", "Atari 100k", "agent_step", (100_000,), tasks, table, digits=1)

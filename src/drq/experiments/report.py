@@ -1,0 +1,39 @@
+"""`drq report`: one page, table or figure out of run folders and other people's CSVs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+from drq.errors import UserError
+from drq.experiments.export import WRITERS
+from drq.experiments.page import write_page
+from drq.experiments.results import CSV_COLUMNS, read_results
+
+Format = Literal["html", "csv", "md", "tex", "png"]
+
+
+def report(dirs: Sequence[Path], out: Path, *, format: Format = "html", csvs: Sequence[Path] = ()) -> list[str]:
+    """Writes the report on all runs under `dirs` (folders at any depth, or CSVs) and in `csvs` to `out`.
+
+    Returns what the reader should know: every file or run that was left out or is not complete, by name.
+    """
+    if format not in get_args(Format):
+        raise UserError(f"There is no format {format}; choose one of {', '.join(get_args(Format))}.")
+    out = Path(out)
+    if out.is_dir():
+        raise UserError(f"{out} is a folder; give a file, such as --out {out / f'report.{format}'}.")
+    runs, warnings = read_results([Path(path) for path in (*dirs, *csvs)])
+    if not any(len(run.steps) for run in runs):
+        found = "; ".join(warnings[:3]) or "no folder was given"
+        raise UserError(
+            f"Nothing to report ({found}); give folders made by `drq train` or `drq suite run`, or a CSV with columns "
+            f"{','.join(CSV_COLUMNS)}."
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if format == "html":
+        write_page(runs, warnings, out)
+    else:
+        WRITERS[format]([run for run in runs if len(run.steps)], out)
+    return warnings

@@ -1,0 +1,340 @@
+"""Runs read from disk: run folders of this package, and tables of other people's results.
+
+Nothing here stops at a bad file: what cannot be read is named in a warning, and the rest is returned.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from drq.experiments.labels import label_runs
+from drq.experiments.reference import ATARI_FRAME_SKIP, Benchmark, benchmark_of, canonical_task
+from drq.experiments.statistics import Array
+
+FORMAT = 1
+"""The version of the run folder that this package writes and reads."""
+
+CSV_COLUMNS = ("task", "seed", "env_step", "return", "system")
+Status = Literal["finished", "unfinished", "failed"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run with its evaluations. `steps` are in its benchmark's unit: env steps, agent steps for Atari."""
+
+    task: str
+    benchmark: Benchmark
+    system: str
+    seed: int
+    steps: Array
+    returns: Array
+    path: Path
+    """The run folder, or the CSV that the run was read from."""
+    status: Status = "finished"
+    error: str = ""
+    """What went wrong, in a line, for a run that failed."""
+    seconds: float | None = None
+    """Wall-clock time from the start to the end, or to the last evaluation."""
+    record: dict[str, Any] = field(default_factory=dict)
+    """The whole of config.json; empty for a run out of a CSV."""
+    videos: tuple[Path, ...] = ()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        config: dict[str, Any] = self.record.get("config", {})
+        return config
+
+    @property
+    def ours(self) -> bool:
+        """A run of this package, not a row of somebody's CSV."""
+        return bool(self.record)
+
+    @property
+    def budget(self) -> int | None:
+        """Steps the run was asked for, where it is known."""
+        steps = self.config.get("steps")
+        return steps if isinstance(steps, int) else None
+
+    @property
+    def last_step(self) -> float:
+        return float(self.steps[-1]) if len(self.steps) else 0.0
+
+    def evaluation_at(self, budget: int | None) -> tuple[float, float] | None:
+        """Step and return of the last evaluation at or before the budget, as the paper reads its table.
+
+        None if the run stopped too early: if another evaluation was due before the budget (one within 1% of
+        it counts as being there). Without a budget, the last evaluation."""
+        index = len(self.steps) - 1
+        if budget is not None:
+            index = int(np.searchsorted(self.steps, budget, side="right")) - 1
+        if index < 0:
+            return None
+        step = float(self.steps[index])
+        if budget is not None and self.last_step <= budget:
+            interval = float(np.median(np.diff(self.steps))) if len(self.steps) > 1 else 0.0
+            if budget - step >= max(interval, 0.01 * budget):
+                return None
+        return step, float(self.returns[index])
+
+
+def read_results(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
+    """Every run under the given folders and CSV files, each system named, no run twice; and the warnings."""
+    warnings: list[str] = []
+    folders: dict[Path, None] = {}
+    tables: dict[Path, None] = {}
+    for path in paths:
+        if path.suffix.lower() == ".csv":
+            tables[path] = None
+        elif not path.is_dir():
+            warnings.append(f"{path}: no such folder; check the name")
+        elif found := _run_folders(path):
+            folders.update(dict.fromkeys(found))
+        else:
+            warnings.append(f"{path}: no run in it (no config.json at any depth)")
+    unique = {folder.resolve(): folder for folder in folders}.values()
+    runs = [run for folder in unique if (run := _read_run(folder, warnings))]
+    labels = label_runs([(run.benchmark.key, run.record) for run in runs])
+    runs = [replace(run, system=label) for run, label in zip(runs, labels, strict=True)]
+    for table in tables:
+        runs += _join(_read_csv(table, warnings), runs, table.name)
+    runs = _without_duplicates(runs, warnings)
+    warnings += _unfinished(runs) + _missing_seeds(runs) + _mixed_versions(runs)
+    return runs, warnings
+
+
+def _run_folders(root: Path) -> list[Path]:
+    return [Path(folder) for folder, _, files in sorted(os.walk(root)) if "config.json" in files]
+
+
+def _read_record(path: Path, warnings: list[str]) -> dict[str, Any] | None:
+    """What config.json holds, if it is that of a run this package can read."""
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if record["format"] != FORMAT:
+            warnings.append(
+                f"{path.parent}: a run of format {record['format']}, and this package reads format {FORMAT}; "
+                "left out, report it with the version of drq that made it"
+            )
+            return None
+        config, agent = record["config"], record["config"]["agent"]
+        kinds = (
+            (config["task"], str),
+            (config.get("preset", ""), str),
+            (config["seed"], int),
+            (agent["type"], str),
+        )
+        if wrong := [value for value, kind in kinds if not isinstance(value, kind)]:
+            raise TypeError(f"{wrong[0]!r} is of another type")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        warnings.append(f"{path}: no configuration of a run ({_describe(problem)}); left out")
+        return None
+    return record
+
+
+def _read_run(folder: Path, warnings: list[str]) -> Run | None:
+    record = _read_record(folder / "config.json", warnings)
+    if record is None:
+        return None
+    task, seed = canonical_task(record["config"]["task"]), record["config"]["seed"]
+    benchmark = benchmark_of(task, record["config"].get("preset", ""))
+    steps, returns, seconds = _read_evaluations(folder / "eval.csv", benchmark.counts, warnings)
+    finished, failed = folder / "finished.json", folder / "error.txt"
+    status: Status = "finished" if finished.exists() else "failed" if failed.exists() else "unfinished"
+    error = _reason(failed) if status == "failed" else ""
+    if status == "finished":
+        seconds = _finished_seconds(finished, warnings) or seconds
+    videos = tuple(sorted((folder / "videos").glob("*.mp4")))
+    return Run(task, benchmark, "", seed, steps, returns, folder, status, error, seconds, record, videos)
+
+
+def _describe(problem: Exception) -> str:
+    return f"{problem} is missing" if isinstance(problem, KeyError) else str(problem).partition("\n")[0]
+
+
+def _reason(path: Path) -> str:
+    """The last line of an error, which names the problem; the first of a traceback says nothing."""
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else "no reason given"
+
+
+def _finished_seconds(path: Path, warnings: list[str]) -> float | None:
+    try:
+        return float(json.loads(path.read_text(encoding="utf-8"))["seconds"])
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        warnings.append(f"{path}: no wall-clock time in it ({_describe(problem)}); the last evaluation's counts")
+        return None
+
+
+def _number(text: str | None) -> float:
+    value = float(text or "")
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not a finite number")
+    return value
+
+
+Row = dict[str, str | None]
+
+
+def _rows(path: Path, columns: Iterable[str], warnings: list[str]) -> Iterable[tuple[int, Row]]:
+    """Rows with their line numbers; a file that is no such table is named in a warning and has none."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, skipinitialspace=True)
+            if missing := [column for column in columns if column not in (reader.fieldnames or [])]:
+                needed = ",".join(columns)
+                warnings.append(f"{path}: no column {', '.join(missing)} (it needs {needed}); left out")
+                return
+            for row in reader:
+                yield reader.line_num, row
+    except FileNotFoundError:
+        warnings.append(f"{path}: no such file")
+    except (OSError, UnicodeDecodeError, csv.Error) as problem:
+        warnings.append(f"{path}: not readable as CSV ({_describe(problem)}); what came before is used")
+
+
+def _read_evaluations(path: Path, counts: str, warnings: list[str]) -> tuple[Array, Array, float | None]:
+    """Steps and mean returns in order, and the seconds of the last evaluation. An evaluation that was written
+    twice (a resumed run) counts once, as last written."""
+    scores: dict[float, float] = {}
+    seconds: float | None = None
+    if not path.exists():
+        return np.empty(0), np.empty(0), None
+    columns = ("env_step", "agent_step", "return_mean", "seconds")
+    for line, row in _rows(path, columns, warnings):
+        try:
+            numbers = {column: _number(row[column]) for column in columns}
+        except ValueError as problem:
+            warnings.append(f"{path}, line {line}: broken row ({_describe(problem)}); skipped")
+            continue
+        scores[numbers[counts]] = numbers["return_mean"]
+        seconds = numbers["seconds"]
+    return *_in_order(scores), seconds
+
+
+def _in_order(scores: dict[float, float]) -> tuple[Array, Array]:
+    steps = sorted(scores)
+    return np.array(steps, dtype=np.float64), np.array([scores[at] for at in steps], dtype=np.float64)
+
+
+def _read_csv(path: Path, warnings: list[str]) -> list[Run]:
+    """Runs out of somebody's table. `env_step` counts env steps everywhere, which in Atari are frames."""
+    scores: dict[tuple[str, str, int], dict[float, float]] = defaultdict(dict)
+    for line, row in _rows(path, CSV_COLUMNS, warnings):
+        try:
+            task, system = canonical_task((row["task"] or "").strip()), (row["system"] or "").strip()
+            if not task or not system:
+                raise ValueError("task or system is empty")
+            key = (task, system, int(row["seed"] or ""))
+            at, score = _number(row["env_step"]), _number(row["return"])
+        except ValueError as problem:
+            warnings.append(f"{path}, line {line}: broken row ({_describe(problem)}); skipped")
+            continue
+        if at in scores[key]:
+            warnings.append(
+                f"{path}, line {line}: a second return for {task}, {system}, seed {key[2]} at env_step {at:.0f}; "
+                "it replaces the first"
+            )
+        scores[key][at] = score
+    runs = []
+    for (task, system, seed), points in scores.items():
+        benchmark = benchmark_of(task)
+        steps, returns = _in_order(points)
+        if benchmark.counts == "agent_step":
+            steps = steps / ATARI_FRAME_SKIP
+        runs.append(Run(task, benchmark, system, seed, steps, returns, path))
+    quarter = 100_000 / ATARI_FRAME_SKIP
+    if short := {run.task for run in runs if run.benchmark.key == "atari" and run.last_step == quarter}:
+        warnings.append(
+            f"{path}: {', '.join(sorted(short))} end at env_step 100,000, in Atari 25,000 agent steps; "
+            "if they are agent steps, multiply them by 4"
+        )
+    return runs
+
+
+def _join(theirs: list[Run], ours: list[Run], file: str) -> list[Run]:
+    """Other people's runs, in every benchmark where ours have the task (PlaNet's and Dreamer's settings share
+    tasks), under a name that is not already one of ours."""
+    taken = {run.system for run in ours}
+    joined = []
+    for run in theirs:
+        name = f"{run.system} ({file})" if run.system in taken else run.system
+        same_task = [other for other in ours if other.ours and other.task == run.task]
+        found = {other.benchmark.key: other.benchmark for other in same_task}
+        joined += [replace(run, system=name, benchmark=where) for where in found.values() or [run.benchmark]]
+    return joined
+
+
+def _name(run: Run) -> str:
+    return f"{run.task}, {run.system}, seed {run.seed}"
+
+
+def _without_duplicates(runs: list[Run], warnings: list[str]) -> list[Run]:
+    kept: dict[tuple[str, str, str, int], Run] = {}
+    for run in runs:
+        key = (run.benchmark.key, run.task, run.system, run.seed)
+        other = kept.setdefault(key, run)
+        if other is not run:
+            further, shorter = (run, other) if run.last_step > other.last_step else (other, run)
+            kept[key] = further
+            warnings.append(
+                f"{_name(run)}: two runs; {further.path} went at least as far and is used, not {shorter.path}"
+            )
+    return list(kept.values())
+
+
+def _unfinished(runs: list[Run]) -> list[str]:
+    warnings = []
+    for run in runs:
+        where = f"{run.path} ({_name(run)})"
+        if run.status == "failed":
+            warnings.append(f"{where}: failed at {run.last_step:,.0f} steps: {run.error}")
+        elif run.ours and not len(run.steps):
+            warnings.append(f"{where}: no evaluation yet")
+        elif run.status == "unfinished":
+            of = f" of {run.budget:,}" if run.budget else ""
+            warnings.append(f"{where}: unfinished, {run.last_step:,.0f}{of} steps")
+    return warnings
+
+
+def _missing_seeds(runs: list[Run]) -> list[str]:
+    """A system with a seed on one task of a benchmark is expected to have it on every task it was run on."""
+    seeds: dict[tuple[str, str], dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for run in runs:
+        seeds[run.benchmark.title, run.system][run.task].add(run.seed)
+    warnings = []
+    for (benchmark, system), tasks in seeds.items():
+        everywhere = set().union(*tasks.values())
+        for task, present in tasks.items():
+            if missing := sorted(everywhere - present):
+                listed = ", ".join(map(str, missing))
+                warnings.append(f"{benchmark}: {system} has no run of {task} with seed {listed}")
+    return warnings
+
+
+def _mixed_versions(runs: list[Run]) -> list[str]:
+    """The simulators decide what the pixels look like: scores across versions are not quite comparable."""
+    warnings = []
+    for package in ("drq", "mujoco", "dm_control", "ale_py"):
+        found = {_version(run, package) for run in runs} - {None}
+        if len(found) > 1:
+            listed = ", ".join(sorted(map(str, found)))
+            warnings.append(f"the runs were made with different versions of {package}: {listed}")
+    return warnings
+
+
+def _version(run: Run, package: str) -> str | None:
+    versions = run.record.get("versions")
+    if not isinstance(versions, dict):
+        return None
+    return next((str(v) for name, v in versions.items() if re.sub(r"[-.]", "_", name) == package), None)

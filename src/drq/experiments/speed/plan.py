@@ -1,0 +1,160 @@
+"""What `drq speed` measures on which machine, and how thoroughly."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+import torch
+
+from drq.config import EnvConfig, ReplayConfig, SACConfig, TrainConfig
+from drq.experiments.speed.updates import Effort, Work
+from drq.presets import preset
+
+CONTROL, ATARI = "dmc/cheetah-run", "atari/pong"
+DMC_TASKS = ("dmc/cheetah-run", "dmc/walker-walk")
+
+COPIED_ONCE = "plain, TF32, each image copied once"
+PLAIN_ON_GPU: dict[str, dict[str, bool]] = {
+    "plain, TF32": {"tf32": True},
+    "plain, float32": {"tf32": False},
+    COPIED_ONCE: {"tf32": True, "copy_per_view": False},
+}
+PLAIN_ON_CPU: dict[str, dict[str, bool]] = {"plain, float32": {}}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that would be measured; sections that are not wanted are empty."""
+
+    effort: Effort
+    reference: Work
+    """The work that is compared with the plain reference."""
+    plain: dict[str, dict[str, bool]]
+    """Names and options of the plain reference's variants."""
+    plain_capacity: int
+    """Transitions in their memory."""
+    float32_beside: bool
+    """Compare the engine without reduced precision too, where the default reduces it."""
+    acting: dict[int, int]
+    """Observations at a time, to how many calls."""
+    environments: tuple[tuple[str, EnvConfig], ...]
+    environment_block_seconds: float
+    processes_effort: Effort
+    presets: tuple[Work, ...] = ()
+    growth: dict[str, tuple[Work, ...]] = field(default_factory=dict)
+    processes: tuple[tuple[Work, tuple[int, ...]], ...] = ()
+    left_out: dict[str, str] = field(default_factory=dict)
+    """What this plan does without, and how to have it."""
+
+
+def plan_for(device: torch.device, *, quick: bool, full: bool) -> Plan:
+    """On a GPU the paper's batch of 512; on a CPU, where that takes seconds, the ablations' 128."""
+    return _on_gpu(quick=quick, full=full) if device.type == "cuda" else _on_cpu(quick=quick, full=full)
+
+
+def _on_gpu(*, quick: bool, full: bool) -> Plan:
+    planet = Work("planet", preset("planet", CONTROL))
+    atari = Work("atari100k (DQN)", preset("atari100k", ATARI))
+    plan = Plan(
+        effort=Effort(blocks=15 if full else 9, block_seconds=0.25, warmup_updates=10),
+        reference=planet,
+        plain=PLAIN_ON_GPU,
+        plain_capacity=10_000,
+        float32_beside=not quick,
+        acting={1: 200, 10: 200},
+        environments=_environments(quick=quick),
+        environment_block_seconds=0.3,
+        processes_effort=Effort(blocks=25, block_seconds=0.2, warmup_updates=10),
+    )
+    if quick:
+        why = "leave --quick out to measure it."
+        return dataclasses.replace(
+            plan, left_out={"other presets, drq in float32, growth, several agents at once": why}
+        )
+    processes: tuple[tuple[Work, tuple[int, ...]], ...] = ((planet, (1, 2, 4)),)
+    if full:
+        processes = ((planet, (1, 2, 4, 8)), (atari, (1, 5, 16)))
+    return dataclasses.replace(
+        plan,
+        presets=(planet, *_other_presets(planet, "planet, K = M = 1"), atari),
+        growth=_growth(planet, replay_sizes=(10_000, 30_000, 100_000)),
+        processes=processes,
+        left_out={} if full else {"8 agents at once, Atari agents at once": "drq speed --full"},
+    )
+
+
+def _on_cpu(*, quick: bool, full: bool) -> Plan:
+    planet = Work("planet", preset("planet", CONTROL))
+    atari = Work("atari100k (DQN)", preset("atari100k", ATARI))
+    ablation = Work("ablation", preset("ablation", CONTROL))
+    if not full:  # a larger replay is no slower on a CPU, only larger
+        planet, atari, ablation = (_with_replay(work, 10_000) for work in (planet, atari, ablation))
+    plan = Plan(
+        # Where an update takes seconds, the pair that a block's size is chosen by is warm-up enough.
+        effort=Effort(blocks=5, block_seconds=1.0 if full else 0.2, warmup_updates=0 if quick else 2),
+        reference=ablation,
+        plain=PLAIN_ON_CPU,
+        plain_capacity=2_000,
+        float32_beside=not quick,
+        acting={1: 50, 10: 20},
+        environments=_environments(quick=quick),
+        environment_block_seconds=0.3,
+        processes_effort=Effort(blocks=20, block_seconds=1.0, warmup_updates=2),
+    )
+    slow = "an update of the paper's batch takes seconds on a CPU: drq speed --full."
+    if quick:
+        return dataclasses.replace(plan, left_out={"presets, growth, several agents at once": slow})
+    cpu = Work("cpu (48 x 48)", preset("cpu", CONTROL))
+    one_view = _with_agent(ablation, "ablation, K = M = 1", k=1, m=1)
+    if not full:
+        return dataclasses.replace(
+            plan,
+            presets=(_with_replay(cpu, 10_000), ablation, one_view, atari),
+            left_out={"planet, growth, several agents at once": slow},
+        )
+    return dataclasses.replace(
+        plan,
+        presets=(planet, *_other_presets(planet, "planet, K = M = 1"), atari),
+        growth=_growth(ablation, replay_sizes=(10_000, 30_000, 100_000)),
+        processes=((Work("cpu", cpu.config), (1, 2, 4, 8)),),
+    )
+
+
+def _other_presets(planet: Work, one_view_name: str) -> tuple[Work, ...]:
+    return (
+        Work("ablation", preset("ablation", CONTROL)),
+        _with_agent(planet, one_view_name, k=1, m=1),
+        Work("cpu (48 x 48)", preset("cpu", CONTROL)),
+    )
+
+
+def _environments(*, quick: bool) -> tuple[tuple[str, EnvConfig], ...]:
+    fast = EnvConfig(render="fast")
+    if quick:
+        return (*((task, fast) for task in DMC_TASKS), ("toy/reach", fast))
+    dmc = [(task, config) for task in DMC_TASKS for config in (EnvConfig(render="paper"), fast)]
+    return (*dmc, ("toy/reach", fast), (ATARI, EnvConfig(frame_stack=4)))
+
+
+def _growth(base: Work, replay_sizes: tuple[int, ...]) -> dict[str, tuple[Work, ...]]:
+    return {
+        "batch": tuple(_with_agent(base, str(n), batch_size=n) for n in (128, 256, 512, 1024)),
+        "K": tuple(_with_agent(base, str(k), k=k) for k in (1, 2, 3)),
+        "M": tuple(_with_agent(base, str(m), m=m) for m in (1, 2, 3)),
+        "replay": tuple(_with_replay(base, n, f"{n:,}") for n in replay_sizes),
+    }
+
+
+def _with_agent(work: Work, name: str, **settings: int) -> Work:
+    agent = work.config.agent
+    assert isinstance(agent, SACConfig)
+    changed: TrainConfig = dataclasses.replace(
+        work.config,
+        agent=dataclasses.replace(agent, **settings),  # type: ignore[arg-type]
+    )
+    return Work(name, changed)
+
+
+def _with_replay(work: Work, capacity: int, name: str | None = None) -> Work:
+    return Work(name or work.name, dataclasses.replace(work.config, replay=ReplayConfig(capacity=capacity)))

@@ -1,0 +1,133 @@
+"""Scores of several runs, summarised with the formulas of Agarwal et al. (2021), "Deep Reinforcement
+Learning at the Edge of the Statistical Precipice".
+
+`Scores` is one array of runs for each task; tasks may have different numbers of runs. Every summary works
+on the last axis, so that the same few lines give a point estimate (1-D arrays) and its bootstrap
+distribution (2-D arrays, one row a resample).
+
+Choices: intervals are percentile intervals at 95%, from 5,000 resamples of the runs *within* each task (a
+stratified bootstrap), always drawn from the same seed. Where tasks have different numbers of runs, the
+mean, the median and the optimality gap weigh tasks equally and the inter-quartile mean weighs runs equally;
+with equal numbers all of them are the published formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import trim_mean
+
+Array = NDArray[np.float64]
+Scores = Sequence[Array]
+
+RESAMPLES = 5_000
+SEED = 0
+LEVELS = (2.5, 97.5)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its 95% interval; `low` and `high` are None where no task has two runs to resample."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published score: its mean and, where known, the standard deviation and the number of seeds."""
+
+    mean: float
+    std: float | None = None
+    seeds: int | None = None
+
+
+def human_normalised(score: Array | float, random: float, human: float) -> Array:
+    """0 for a player who acts at random, 1 for a human."""
+    return (np.asarray(score, dtype=np.float64) - random) / (human - random)
+
+
+def sample_std(values: Array) -> float | None:
+    """Standard deviation with ddof 1, as the paper's; None for fewer than two values."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def task_means(scores: Scores) -> Array:
+    """Mean over the runs of each task, tasks along the last axis."""
+    return np.stack([runs.mean(axis=-1) for runs in scores], axis=-1)
+
+
+def mean(scores: Scores) -> Array:
+    """Mean over tasks of the mean over runs."""
+    return np.asarray(task_means(scores).mean(axis=-1))
+
+
+def median(scores: Scores) -> Array:
+    """Median over tasks of the mean over runs."""
+    return np.asarray(np.median(task_means(scores), axis=-1))
+
+
+def iqm(scores: Scores) -> Array:
+    """Inter-quartile mean: the mean of the middle half of all runs of all tasks."""
+    return np.asarray(trim_mean(np.concatenate(scores, axis=-1), 0.25, axis=-1))
+
+
+def optimality_gap(scores: Scores, gamma: float = 1.0) -> Array:
+    """How far the runs stay below `gamma` on average; what lies above it earns nothing. Smaller is better."""
+    return np.asarray(gamma - task_means([np.minimum(runs, gamma) for runs in scores]).mean(axis=-1))
+
+
+def probability_of_improvement(ours: Scores, theirs: Scores) -> Array:
+    """Chance that a run of ours beats one of theirs on the same task, a tie counting half, averaged over
+    tasks."""
+    chances = []
+    for x, y in zip(ours, theirs, strict=True):
+        higher = x[..., :, None] > y[..., None, :]
+        tied = x[..., :, None] == y[..., None, :]
+        chances.append((higher + 0.5 * tied).mean(axis=(-2, -1)))
+    return np.asarray(np.mean(chances, axis=0))
+
+
+def resample(scores: Scores, rng: np.random.Generator, resamples: int = RESAMPLES) -> list[Array]:
+    """Runs drawn with replacement within each task: one (resamples, runs) array a task."""
+    return [runs[rng.integers(len(runs), size=(resamples, len(runs)))] for runs in scores]
+
+
+def estimate(metric: Callable[..., Array], *groups: Scores) -> Estimate:
+    """The metric of one or more groups of scores, with its stratified bootstrap interval."""
+    value = float(metric(*groups))
+    if all(len(runs) < 2 for scores in groups for runs in scores):
+        return Estimate(value)
+    rng = np.random.default_rng(SEED)
+    return _with_interval(value, metric(*(resample(scores, rng) for scores in groups)))
+
+
+def difference(ours: Scores, theirs: Scores) -> Estimate:
+    """Mean score of ours minus theirs on the same tasks; both sides are resampled."""
+    return estimate(lambda x, y: mean(x) - mean(y), ours, theirs)
+
+
+def difference_from_published(ours: Scores, published: Sequence[Published]) -> Estimate:
+    """Mean score of ours minus the published one, task by task.
+
+    The published mean varies in the resamples by its own standard error where spread and seeds are known;
+    elsewhere it is taken as exact, and the interval is that of our runs alone.
+    """
+    value = float(mean(ours)) - float(np.mean([score.mean for score in published]))
+    if all(len(runs) < 2 for runs in ours):
+        return Estimate(value)
+    rng = np.random.default_rng(SEED)
+    differences = mean(resample(ours, rng))
+    errors = [score.std / score.seeds**0.5 if score.std and score.seeds else 0.0 for score in published]
+    draws = rng.standard_normal((RESAMPLES, len(published)))
+    theirs = np.mean([score.mean for score in published] + draws * errors, axis=-1)
+    return _with_interval(value, differences - theirs)
+
+
+def _with_interval(value: float, resampled: Array) -> Estimate:
+    low, high = np.percentile(resampled, LEVELS)
+    return Estimate(value, float(low), float(high))

@@ -1,0 +1,202 @@
+"""How far the runs of a suite are, read from their folders; and how long the rest will take."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from drq.experiments.suite_folder import SuiteFolder
+from drq.experiments.suites import Run
+from drq.training.progress import duration
+
+State = Literal["finished", "running", "failed", "stopped", "waiting"]
+STYLES: dict[State, str] = {
+    "finished": "green",
+    "running": "cyan",
+    "failed": "red",
+    "stopped": "yellow",
+    "waiting": "dim",
+}
+TAIL_BYTES = 16_384
+"""How much of a train.csv is read: the last minutes of a run."""
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """Where a run is. Steps are in the unit of its budget."""
+
+    run: Run
+    state: State
+    done: int = 0
+    rate: float | None = None
+    """Steps a second: of the recent past, or of the whole run once it is finished."""
+    last_return: float | None = None
+    """Of the last evaluation, or of the last training episode before the first."""
+    seconds: float | None = None
+    """Wall-clock time so far."""
+    error: str = ""
+    """Why it failed, in a line."""
+
+    @property
+    def left(self) -> int:
+        return 0 if self.state == "finished" else max(self.run.steps - self.done, 0)
+
+
+def unit(tasks: Iterable[str]) -> str:
+    """What budgets count."""
+    kinds = {task.startswith("atari/") for task in tasks}
+    return "steps (env, Atari: agent)" if len(kinds) > 1 else "agent steps" if kinds == {True} else "env steps"
+
+
+def read_status(folder: SuiteFolder, run: Run, *, running: bool) -> RunStatus:
+    """A run's status from its folder."""
+    path = folder.run_path(run)
+    column = "agent_step" if run.task.startswith("atari/") else "env_step"
+    train, evaluations = _tail(path / "train.csv"), _tail(path / "eval.csv")
+    points = [(row[column], row["seconds"]) for row in train if column in row and "seconds" in row]
+    returns = [row["return_mean"] for row in evaluations if "return_mean" in row]
+    returns = returns or [row["episode_return"] for row in train if "episode_return" in row]
+    newest = max(points + [(row[column], row["seconds"]) for row in evaluations if column in row], default=(0.0, 0.0))
+    last_return = returns[-1] if returns else None
+    finished = _finished(path / "finished.json")
+    if finished is not None and finished[0] >= run.steps:
+        steps, seconds = finished
+        rate = steps / seconds if seconds > 0 else None
+        return RunStatus(run, "finished", run.steps, rate, last_return, seconds)
+    error = path / "error.txt"
+    state: State = "running" if running else "failed" if error.exists() else "stopped" if path.exists() else "waiting"
+    reason = _last_line(error) if state == "failed" else ""
+    rate = None  # a single row would count the time to begin
+    if len(points) > 1 and points[-1] > points[0] and points[-1][1] > points[0][1]:
+        rate = (points[-1][0] - points[0][0]) / (points[-1][1] - points[0][1])
+    return RunStatus(run, state, int(newest[0]), rate, last_return, newest[1] or None, reason)
+
+
+def _tail(path: Path) -> list[dict[str, float]]:
+    """The last rows of a CSV that may be in the middle of being written."""
+    try:
+        with open(path, "rb") as file:
+            header = file.readline()
+            begins = max(len(header), file.seek(0, 2) - TAIL_BYTES)
+            file.seek(begins)
+            rows = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    columns = next(csv.reader([header.decode(errors="replace")]), [])
+    if begins > len(header):
+        rows = rows[1:]  # the first is cut
+    return [_numbers(dict(zip(columns, row, strict=True))) for row in csv.reader(rows) if len(row) == len(columns)]
+
+
+def _numbers(row: dict[str, str]) -> dict[str, float]:
+    numbers = {}
+    for key, value in row.items():
+        try:
+            numbers[key] = float(value)
+        except ValueError:
+            continue  # no episode has ended yet
+    return numbers
+
+
+def _finished(path: Path) -> tuple[int, float] | None:
+    """Budget and seconds of a finished run."""
+    try:
+        plain = json.loads(path.read_text())
+        return int(plain["steps"]), float(plain["seconds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else "no reason given"
+
+
+def seconds_left(statuses: Sequence[RunStatus], jobs: int) -> tuple[float, int] | None:
+    """Expected seconds with `jobs` runs at a time, and the number of runs whose measured speed that rests on.
+
+    A run without a speed of its own takes that of others with its setting, else that of all.
+    """
+    measured = [status for status in statuses if status.rate]
+    if not measured:
+        return None
+    by_setting: dict[str, list[float]] = defaultdict(list)
+    for status in measured:
+        by_setting[status.run.label].append(1 / (status.rate or 1.0))
+    overall = fmean(seconds for group in by_setting.values() for seconds in group)
+
+    def needed(status: RunStatus) -> float:
+        others = by_setting.get(status.run.label)
+        per_step = 1 / status.rate if status.rate else fmean(others) if others else overall
+        return status.left * per_step
+
+    times = [needed(status) for status in statuses]
+    return max(sum(times) / max(jobs, 1), max(times, default=0.0)), len(measured)
+
+
+def counts(statuses: Iterable[RunStatus]) -> str:
+    """`3 finished, 2 running, 1 failed`."""
+    found = Counter(status.state for status in statuses)
+    return ", ".join(f"{found[state]} {state}" for state in STYLES if found[state])
+
+
+def table(statuses: Sequence[RunStatus], *, title: str, rows: int | None = None) -> Table:
+    """One line a run. With fewer `rows` than runs: those under way, then what failed, ended, and comes next."""
+    shown, hidden = statuses, 0
+    if rows is not None and len(statuses) > rows:
+        order = ("running", "failed", "stopped", "finished", "waiting")
+        shown = sorted(statuses, key=lambda status: order.index(status.state))[: max(rows, 1)]
+        hidden = len(statuses) - len(shown)
+    view = Table(title=Text(title), title_justify="left", header_style="bold")
+    for heading in ("task", "setting"):
+        view.add_column(heading, overflow="fold")
+    for heading in ("seed", unit(status.run.task for status in statuses), "", "steps/s", "last return"):
+        view.add_column(heading, justify="right", no_wrap=True)
+    # A live table has a line for each run; elsewhere a reason has the lines it takes.
+    view.add_column("state", no_wrap=rows is not None, overflow="ellipsis" if rows is not None else "fold")
+    for status in shown:
+        state = f"failed: {status.error}" if status.state == "failed" else str(status.state)
+        view.add_row(
+            Text(status.run.task),
+            Text(status.run.label),
+            str(status.run.seed),
+            f"{status.done:,} / {status.run.steps:,}",
+            f"{100 * status.done / status.run.steps:.0f}%",
+            "" if status.rate is None else f"{status.rate:,.0f}",
+            "" if status.last_return is None else f"{status.last_return:,.1f}",
+            Text(state, style=STYLES[status.state]),
+        )
+    if hidden:
+        view.caption = f"and {hidden} more"
+    return view
+
+
+def wide_console() -> Console:
+    """The terminal; into a file or a pipe, lines long enough for a table."""
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
+
+
+def suite_status(folder: Path) -> int:
+    """`drq suite status DIR`: every run of the suite in a folder. 1 if one has failed."""
+    suite = SuiteFolder(folder)
+    record = suite.read()
+    under_way = suite.under_way()
+    statuses = [read_status(suite, run, running=str(run.folder) in under_way) for run in record.runs]
+    console = wide_console()
+    console.print(table(statuses, title=f"{record.name}: {record.shows}" if record.shows else record.name))
+    console.print(f"{len(statuses)} runs: {counts(statuses)}.", highlight=False)
+    expected = seconds_left(statuses, len(under_way))
+    if under_way and expected:
+        console.print(f"About {duration(expected[0])} left, {len(under_way)} at a time.", highlight=False)
+    return 1 if any(status.state == "failed" for status in statuses) else 0

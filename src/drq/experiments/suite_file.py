@@ -1,0 +1,142 @@
+"""A suite of the user's own, described by a small TOML file (docs/suites.md)."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from drq import presets
+from drq.envs import FAMILIES, import_modules
+from drq.errors import UserError
+from drq.experiments.suites import Setting, Suite, find_task, slug
+
+KEYS = ("name", "shows", "preset", "tasks", "seeds", "steps", "imports", "common", "settings")
+EXAMPLE_SETTING = "[[settings]] with label = \"K=1 M=1\" and \"agent.k\" = 1"
+
+
+def read_suite(path: Path) -> Suite:
+    """The suite in a file; everything that can be wrong with it is said before anything runs."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"The suite {path} cannot be read ({error.strerror}): check its name.") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no text in UTF-8 ({error}): save it as UTF-8.") from None
+    try:
+        return _suite(tomllib.loads(text), path.stem)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML ({error}): mend that line.") from None
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _suite(table: dict[str, Any], stem: str) -> Suite:
+    for key in table:
+        if key not in KEYS:
+            near = get_close_matches(key, KEYS, n=1)
+            meant = f"did you mean {near[0]!r}? " if near else ""
+            raise UserError(f"There is no key {key!r}: {meant}A suite has {', '.join(KEYS)}.")
+    imports = tuple(_texts(table, "imports")) if "imports" in table else ()
+    import_modules(imports)
+    tasks = tuple(find_task(name, FAMILIES, imports) for name in _texts(table, "tasks"))
+    _refuse_repeated("task", tasks)
+    preset = _text(table, "preset", presets.default_preset(tasks[0]))
+    steps = _whole(table, "steps", presets.preset(preset, tasks[0]).steps)
+    suite = Suite(
+        name=_text(table, "name", stem),
+        shows=_text(table, "shows", ""),
+        preset=preset,
+        tasks=tasks,
+        settings=_settings(table),
+        seeds=_seeds(table.get("seeds", 1)),
+        steps=steps,
+        imports=imports,
+    )
+    if not slug(suite.name):
+        raise UserError(f"name = {suite.name!r} has no letter or digit in it: give the suite a name.")
+    for run in suite.runs():
+        try:
+            suite.config(run, Path())
+        except UserError as error:
+            raise UserError(f"Setting {run.label!r}: {error}") from None
+    return suite
+
+
+def _settings(table: dict[str, Any]) -> tuple[Setting, ...]:
+    rows = table.get("settings")
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"`settings` is missing or no list of tables: write {EXAMPLE_SETTING}.")
+    common = table.get("common", {})
+    if not isinstance(common, dict):
+        raise UserError('`common` is no table: write [common] and below it lines such as "agent.batch_size" = 128.')
+    settings = []
+    for number, row in enumerate(rows, 1):
+        label = row.get("label")
+        if not isinstance(label, str) or not slug(label):
+            raise UserError(f'Setting {number} has no label: write label = "K=1 M=1", as the report shall call it.')
+        own = {key: value for key, value in row.items() if key != "label"}
+        settings.append(Setting(label, _flat(common) | _flat(own)))
+    _refuse_repeated("label", [setting.label for setting in settings])
+    by_folder: dict[str, str] = {}
+    for setting in settings:
+        other = by_folder.setdefault(slug(setting.label), setting.label)
+        if other != setting.label:
+            raise UserError(
+                f"The labels {other!r} and {setting.label!r} give the same folder ({slug(other)}): reword one of them."
+            )
+    return tuple(settings)
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`agent.k = 1`, which TOML reads as a table in a table, is the same as `"agent.k" = 1`."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        name = f"{prefix}{key}".replace("-", "_")
+        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def _text(table: dict[str, Any], key: str, default: str) -> str:
+    value = table.get(key, default)
+    if not isinstance(value, str):
+        raise UserError(f"`{key}` is {value!r}: give it a text, such as {key} = {default or 'what it shows'!r}.")
+    return value
+
+
+def _texts(table: dict[str, Any], key: str) -> list[str]:
+    value = table.get(key)
+    if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
+        example = '["walker-walk", "cheetah-run"]' if key == "tasks" else '["my_module"]'
+        what = "missing" if value is None else repr(value)
+        raise UserError(f"`{key}` is {what}: give it a list of texts, such as {key} = {example}.")
+    return value
+
+
+def _whole(table: dict[str, Any], key: str, default: int) -> int:
+    value = table.get(key, default)
+    if not _positive(value):
+        raise UserError(f"`{key}` is {value!r}: give it a whole number above 0, such as {key} = {default}.")
+    return int(value)
+
+
+def _seeds(value: Any) -> tuple[int, ...]:
+    if _positive(value):
+        return tuple(range(1, value + 1))
+    is_list = isinstance(value, list) and value and all(type(each) is int and each >= 0 for each in value)
+    if not is_list:
+        raise UserError(f"`seeds` is {value!r}: give it how many, as in seeds = 3, or which, as in seeds = [1, 2, 3].")
+    _refuse_repeated("seed", value)
+    return tuple(value)
+
+
+def _positive(value: Any) -> bool:
+    return type(value) is int and value > 0  # true is no number here
+
+
+def _refuse_repeated(what: str, values: Any) -> None:
+    repeated = [value for value, count in Counter(values).items() if count > 1]
+    if repeated:
+        raise UserError(f"The {what} {repeated[0]!r} is there twice: leave one out, or rename it.")

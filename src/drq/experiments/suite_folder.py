@@ -1,0 +1,173 @@
+"""A suite's folder: which suite it holds, and which of its runs are under way.
+
+    suite.json                          the declaration, and every run that was asked for
+    <task>/<setting>/seed-<n>/          run folders (docs/run-folder.md); error.txt in those that failed
+    logs/                               what each run printed
+    .running                            the runs under way; locked for as long as they are
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from drq.errors import UserError
+from drq.experiments.suites import Run, Suite, slug
+from drq.training.folder import write_atomically
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Record:
+    """What suite.json says."""
+
+    name: str
+    shows: str
+    preset: str
+    settings: dict[str, dict[str, Any]]
+    """Label -> what the setting changes in the preset."""
+    runs: tuple[Run, ...]
+
+    @staticmethod
+    def of(suite: Suite) -> Record:
+        settings = {setting.label: dict(setting.overrides) for setting in suite.settings}
+        return Record(suite.name, suite.shows, suite.preset, settings, tuple(suite.runs()))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "name": self.name,
+            "shows": self.shows,
+            "preset": self.preset,
+            "settings": self.settings,
+            "runs": [run._asdict() for run in self.runs],
+        }
+
+    @staticmethod
+    def from_json(plain: dict[str, Any]) -> Record:
+        runs = tuple(Run(**run) for run in plain["runs"])
+        return Record(plain["name"], plain["shows"], plain["preset"], plain["settings"], runs)
+
+
+class SuiteFolder:
+    """One suite on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = path / "suite.json"
+        self._running_file = path / ".running"
+        self._lock: IO[str] | None = None
+
+    def read(self) -> Record:
+        """What the folder holds."""
+        try:
+            plain = json.loads(self.file.read_text(encoding="utf-8"))
+            if plain["format"] != FORMAT:
+                raise UserError(
+                    f"{self.file} has format {plain['format']!r} and this version of drq reads {FORMAT}: "
+                    "use the version that wrote it."
+                )
+            return Record.from_json(plain)
+        except FileNotFoundError:
+            raise UserError(
+                f"{self.path} holds no suite (it has no suite.json): name the --dir of a `drq suite run`."
+            ) from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self.file} is damaged ({error}): restore it, or choose another --dir.") from None
+
+    def joined(self, suite: Suite) -> Record:
+        """What the folder holds once this suite's runs are added; another suite's do not go in with them."""
+        asked = Record.of(suite)
+        if not self.file.exists():
+            return asked
+        held = self.read()
+        if (held.name, held.preset) != (asked.name, asked.preset):
+            raise UserError(
+                f"{self.path} holds the suite {held.name!r} (preset {held.preset}), not {asked.name!r} "
+                f"(preset {asked.preset}): choose another --dir."
+            )
+        for label in held.settings.keys() & asked.settings.keys():
+            # Where no run got as far as to begin, the setting was perhaps the mistake, and is mended now.
+            begun = any((self.run_path(run) / "config.json").exists() for run in held.runs if run.label == label)
+            if begun and held.settings[label] != asked.settings[label]:
+                raise UserError(
+                    f"{self.path} holds {held.name!r} with other values for {label!r} ({held.settings[label]} there, "
+                    f"{asked.settings[label]} now): choose another --dir, or another label."
+                )
+        by_folder = {slug(label): label for label in held.settings}
+        for label in asked.settings:
+            if by_folder.get(slug(label), label) != label:
+                raise UserError(
+                    f"{self.path} keeps {by_folder[slug(label)]!r} where {label!r} would go: reword the label."
+                )
+        runs = {run.folder: run for run in held.runs}
+        for run in asked.runs:
+            before = runs.get(run.folder, run)
+            if before.steps > run.steps:
+                raise UserError(
+                    f"{self.path} holds runs of {before.steps:,} steps, more than the {run.steps:,} asked for: "
+                    f"say --steps {before.steps}, or choose another --dir."
+                )
+            runs[run.folder] = run
+        return Record(asked.name, asked.shows, asked.preset, held.settings | asked.settings, tuple(runs.values()))
+
+    def open(self, suite: Suite) -> None:
+        """Records the suite and keeps other commands out until `close`."""
+        record = self.joined(suite)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self._running_file, "a+")  # noqa: SIM115 (held open until `close`)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.running([])
+            write_atomically(self.file, json.dumps(record.to_json(), indent=2) + "\n")
+        except BlockingIOError:
+            self.close()
+            raise UserError(
+                f"Another `drq suite run` is at work in {self.path}, or its runs are still stopping: wait for it "
+                f"(`drq suite status {self.path}` shows it), or choose another --dir."
+            ) from None
+        except OSError as error:
+            self.close()
+            raise UserError(f"{self.path} cannot be written ({error.strerror}): choose another --dir.") from error
+
+    @property
+    def lock(self) -> int:
+        """A descriptor for the runs to inherit: the folder stays theirs until the last has ended."""
+        assert self._lock is not None, "open the folder first"
+        return self._lock.fileno()
+
+    def running(self, runs: Iterable[Run]) -> None:
+        """Notes which runs are under way, for `drq suite status`."""
+        assert self._lock is not None, "open the folder first"
+        self._lock.truncate(0)  # in append mode the next write is at the beginning
+        self._lock.write(json.dumps([str(run.folder) for run in runs]))
+        self._lock.flush()
+
+    def under_way(self) -> set[str]:
+        """Folders of the runs that are under way now."""
+        try:
+            with open(self._running_file) as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return set(json.loads(file.read() or "[]"))
+        except (OSError, ValueError):  # there is none, or it is being written
+            pass
+        return set()
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def run_path(self, run: Run) -> Path:
+        return self.path / run.folder
+
+    def log(self, run: Run) -> Path:
+        """What the run prints."""
+        return self.path / "logs" / f"{'_'.join(run.folder.parts)}.log"

@@ -1,0 +1,327 @@
+"""What the report compares: scores beside published ones, Atari's aggregate scores, grids of settings."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from drq.experiments import statistics
+from drq.experiments.labels import NAMED, settings_of
+from drq.experiments.reference import Benchmark, atari_players, read_reference, task_title
+from drq.experiments.results import Run
+from drq.experiments.statistics import Array, Estimate, Published
+
+METRICS: dict[str, Callable[..., Array]] = {
+    "Median": statistics.median,
+    "IQM": statistics.iqm,
+    "Mean": statistics.mean,
+    "Optimality gap": statistics.optimality_gap,
+}
+MOST_PAIRS = 8
+"""With more systems than this, ours are compared with published ones only, not with each other."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Scores of one system on one task. Published scores have no `runs`."""
+
+    mean: float
+    std: float | None
+    seeds: int | None
+    runs: Array | None = None
+    steps: tuple[float, float] | None = None
+    """Where the runs were read, from the earliest to the furthest."""
+
+    @property
+    def published(self) -> Published:
+        return Published(self.mean, self.std, self.seeds)
+
+
+@dataclass(frozen=True)
+class ScoreTable:
+    """Tasks down, systems across. `budget` None reads every run at its last evaluation."""
+
+    benchmark: Benchmark
+    budget: int | None
+    columns: tuple[str, ...]
+    ours: int
+    """The first `ours` columns come from the given runs, the others are published."""
+    tasks: tuple[str, ...]
+    cells: tuple[tuple[Cell | None, ...], ...]
+
+    @property
+    def title(self) -> str:
+        if self.budget is None:
+            return f"{self.benchmark.title}, last evaluation"
+        unit = self.benchmark.counts.replace("_", " ") + "s"
+        return f"{self.benchmark.title} at {short_count(self.budget)} {unit}"
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """Human-normalised scores of one system over Atari games."""
+
+    system: str
+    games: int
+    runs: int
+    """Runs over all games; 0 where only means over runs were published."""
+    metrics: dict[str, Estimate]
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """How probably a run of `system` beats one of `other` on a game that both played."""
+
+    system: str
+    other: str
+    games: int
+    probability: Estimate
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Scores over two or three varying settings on one task: panels of rows and columns."""
+
+    title: str
+    benchmark: Benchmark
+    task: str
+    budget: int
+    names: tuple[str, str, str]
+    """Settings along columns, rows and panels."""
+    columns: tuple[float, ...]
+    rows: tuple[float, ...]
+    panels: tuple[float | None, ...]
+    cells: dict[tuple[float, float, float | None], Cell]
+    """By column, row and panel."""
+
+
+def short_count(steps: float) -> str:
+    """100k, 1M, 1.5M."""
+    for unit, name in ((1_000_000, "M"), (1_000, "k")):
+        if steps >= unit:
+            return f"{steps / unit:.3g}{name}"
+    return f"{steps:.0f}"
+
+
+def order_systems(runs: Sequence[Run]) -> list[str]:
+    """Ours before other people's, DrQ before its ablations, numbers in their order."""
+
+    def rank(run: Run) -> tuple[Any, ...]:
+        words = re.split(r"(\d+(?:\.\d+)?(?:e-?\d+)?)", run.system)
+        natural = [(0, float(word), "") if index % 2 else (1, 0.0, word) for index, word in enumerate(words)]
+        return (not run.ours, "DrQ" not in run.system, natural)
+
+    return list(dict.fromkeys(run.system for run in sorted(runs, key=rank)))
+
+
+def order_tasks(runs: Sequence[Run]) -> list[str]:
+    """In the order of the published table, then by name."""
+    listed = list(dict.fromkeys(task for run in runs for task in run.benchmark.tasks))
+    return sorted(
+        {run.task for run in runs},
+        key=lambda task: (task not in listed, listed.index(task) if task in listed else task),
+    )
+
+
+def score_cell(runs: Sequence[Run], budget: int | None) -> Cell | None:
+    """Mean and spread over the runs that went as far as the budget."""
+    read = [evaluation for run in runs if (evaluation := run.evaluation_at(budget))]
+    if not read:
+        return None
+    steps, scores = np.array(read).T
+    spread = statistics.sample_std(scores)
+    return Cell(float(scores.mean()), spread, len(scores), scores, (float(steps.min()), float(steps.max())))
+
+
+def common_grid(runs: Sequence[Run]) -> tuple[Array, list[Array]]:
+    """All steps at which any of the runs was evaluated, and each run there: its own numbers where it was
+    evaluated, interpolated linearly between them, nan before its first and after its last evaluation."""
+    grid = np.unique(np.concatenate([run.steps for run in runs]))
+    return grid, [np.interp(grid, run.steps, run.returns, left=np.nan, right=np.nan) for run in runs]
+
+
+def mean_curve(runs: Sequence[Run]) -> tuple[Array, Array, Array]:
+    """Steps, mean and sample standard deviation (nan for a single run) over the runs that reached each
+    step."""
+    grid, curves = common_grid(runs)
+    values = np.stack(curves)
+    count = np.isfinite(values).sum(axis=0)
+    mean = np.nansum(values, axis=0) / count
+    squares = np.nansum((values - mean) ** 2, axis=0)
+    spread = np.sqrt(np.divide(squares, count - 1, out=np.full_like(squares, np.nan), where=count > 1))
+    return grid, mean, spread
+
+
+def score_tables(runs: Sequence[Run]) -> list[ScoreTable]:
+    """One table for each benchmark and budget that a run reached; the last evaluations where none did."""
+    tables = []
+    for benchmark in {run.benchmark.key: run.benchmark for run in runs}.values():
+        members = [run for run in runs if run.benchmark is benchmark]
+        reached = [at for at in benchmark.budgets if any(run.evaluation_at(at) for run in members)]
+        budgets: list[int | None] = [*reached] or [None]
+        tables += [_score_table(benchmark, budget, members) for budget in budgets]
+    return [table for table in tables if table.tasks]
+
+
+def _score_table(benchmark: Benchmark, budget: int | None, runs: Sequence[Run]) -> ScoreTable:
+    by_place = defaultdict(list)
+    for run in runs:
+        by_place[run.task, run.system].append(run)
+    systems = order_systems(runs)
+    published = benchmark.systems(budget) if budget is not None else []
+    tasks, rows = [], []
+    for task in order_tasks(runs):
+        ours = [score_cell(by_place[task, system], budget) for system in systems]
+        known = benchmark.table.get((task, budget), {}) if budget is not None else {}
+        scores = [known.get(name) for name in published]
+        theirs = [Cell(score.mean, score.std, score.seeds) if score else None for score in scores]
+        if any(ours):
+            tasks.append(task)
+            rows.append((*ours, *theirs))
+    return ScoreTable(benchmark, budget, (*systems, *published), len(systems), tuple(tasks), tuple(rows))
+
+
+def differences(table: ScoreTable, ours: int) -> tuple[list[list[Estimate | None]], list[Estimate | None]]:
+    """Our column minus every other one: task by task, and the mean over the tasks both have. There is no such mean
+    outside the control suite, where returns of different tasks are not on one scale."""
+    others = [
+        index
+        for index in range(len(table.columns))
+        if index != ours and (index >= table.ours or table.ours <= MOST_PAIRS)
+    ]
+    by_task: list[list[Estimate | None]] = [[None] * len(table.columns) for _ in table.tasks]
+    overall: list[Estimate | None] = [None] * len(table.columns)
+    for other in others:
+        shared = [(at, row[ours], row[other]) for at, row in enumerate(table.cells)]
+        pairs = [(at, mine, theirs) for at, mine, theirs in shared if mine and theirs]
+        for at, mine, theirs in pairs:
+            by_task[at][other] = _difference([mine], [theirs])
+        if len(pairs) > 1 and all(task.startswith("dmc/") for task in table.tasks):
+            overall[other] = _difference([mine for _, mine, _ in pairs], [theirs for _, _, theirs in pairs])
+    return by_task, overall
+
+
+def _difference(ours: Sequence[Cell], theirs: Sequence[Cell]) -> Estimate:
+    mine = [cell.runs for cell in ours if cell.runs is not None]
+    if all(cell.runs is not None for cell in theirs):
+        return statistics.difference(mine, [cell.runs for cell in theirs if cell.runs is not None])
+    return statistics.difference_from_published(mine, [cell.published for cell in theirs])
+
+
+def atari_scores(table: ScoreTable) -> dict[str, dict[str, Array]]:
+    """System -> game -> human-normalised scores (a single one where only a mean was published)."""
+    players = atari_players()
+    scores: dict[str, dict[str, Array]] = {}
+    for index, name in enumerate(table.columns):
+        cells = {task: cell for task, row in zip(table.tasks, table.cells, strict=True) if (cell := row[index])}
+        runs = {task: np.array([cell.mean]) if cell.runs is None else cell.runs for task, cell in cells.items()}
+        games = {
+            task: statistics.human_normalised(values, *players[task])
+            for task, values in runs.items()
+            if task in players
+        }
+        if games and name not in ("Human", "Random"):
+            scores[name] = games
+    return scores
+
+
+def aggregates(table: ScoreTable) -> tuple[list[Aggregate], list[Improvement]]:
+    """Every system over the games of the given runs, and our systems against all the others."""
+    scores = atari_scores(table)
+    ours = [name for name in table.columns[: table.ours] if name in scores]
+    rows = [
+        Aggregate(
+            name,
+            len(games),
+            sum(map(len, games.values())) if name in ours else 0,
+            {metric: statistics.estimate(function, list(games.values())) for metric, function in METRICS.items()},
+        )
+        for name, games in scores.items()
+    ]
+    pairs = []
+    for system in ours:
+        for other in scores:
+            shared = [game for game in scores[system] if game in scores[other]]
+            if other != system and shared and (other not in ours or len(ours) <= MOST_PAIRS):
+                mine, theirs = ([scores[name][game] for game in shared] for name in (system, other))
+                chance = statistics.estimate(statistics.probability_of_improvement, mine, theirs)
+                pairs.append(Improvement(system, other, len(shared), chance))
+    return rows, pairs
+
+
+def atari_peers() -> list[dict[str, str]]:
+    """Published aggregates over all 26 games."""
+    return read_reference("atari100k_peers.csv")
+
+
+GRIDS = {
+    "K and M": ("m", "k", None),
+    "Robustness": ("batch_size", "learning_rate", "init_temperature"),
+}
+SETTING_TITLES = {
+    "k": "K",
+    "m": "M",
+    "batch_size": "batch size",
+    "learning_rate": "learning rate",
+    "init_temperature": "initial temperature",
+}
+
+
+def grids(runs: Sequence[Run]) -> list[Grid]:
+    """A grid wherever runs of one task differ in at least two settings of a grid, crossed, and in nothing else.
+
+    Scores are read at the smallest budget any of its runs was given, so that finished runs all have one.
+    """
+    found = []
+    for title, settings in GRIDS.items():
+        names = tuple(name for name in settings if name)
+        groups: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
+        for run in runs:
+            if run.ours and run.budget and all(_is_number(run.config["agent"].get(name)) for name in names):
+                groups[_all_but(run, names)].append(run)
+        found += [grid for members in groups.values() if (grid := _grid(title, settings, members))]
+    return sorted(found, key=lambda grid: (list(GRIDS).index(grid.title), task_title(grid.task)))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _all_but(run: Run, names: Sequence[str]) -> tuple[Any, ...]:
+    agent = run.config["agent"]
+    fixed = [str(agent.get(name)) for name in NAMED if name not in names]
+    rest = settings_of(run.config, without=(*NAMED, *names))
+    return (run.benchmark.key, run.task, *fixed, *sorted(rest.items()))
+
+
+def _grid(title: str, settings: tuple[str, str, str | None], runs: Sequence[Run]) -> Grid | None:
+    values = [sorted({float(run.config["agent"][name]) for run in runs}) if name else [] for name in settings]
+    if sum(len(options) > 1 for options in values) < 2:
+        return None
+    budget = min(run.budget for run in runs if run.budget)
+    places: dict[tuple[float, float, float | None], list[Run]] = defaultdict(list)
+    for run in runs:
+        column, row, panel = (float(run.config["agent"][name]) if name else None for name in settings)
+        assert column is not None  # only panels are optional
+        assert row is not None
+        places[column, row, panel].append(run)
+    cells = {place: cell for place, members in places.items() if (cell := score_cell(members, budget))}
+    if len(cells) <= max(map(len, values)):  # settings that only change together are a list, not a grid
+        return None
+    titles = [SETTING_TITLES[name] if name else "" for name in settings]
+    return Grid(
+        title,
+        runs[0].benchmark,
+        runs[0].task,
+        budget,
+        (titles[0], titles[1], titles[2]),
+        tuple(values[0]),
+        tuple(values[1]),
+        tuple(values[2]) or (None,),
+        cells,
+    )

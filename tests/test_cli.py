@@ -1,0 +1,209 @@
+"""The command line as a stranger meets it: what it says, and what it says of mistakes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+
+from drq import cli
+from drq.errors import UserError
+from runs import FLAGS, drq, rows
+
+
+def fails(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """Runs a command that must fail; gives the one sentence it says."""
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(list(args))
+    assert stopped.value.code == 2
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    return said.err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (("trian",), "There is no command 'trian'. Did you mean 'train'?"),
+        (("train",), "Name the task first, such as: drq train dmc/walker-walk --preset planet"),
+        (("train", "--seed", "1"), "Name the task first"),
+        (("train", "dmc/walker-wlak"), "did you mean dmc/walker-walk"),
+        (("train", "walker-walk"), "did you mean dmc/walker-walk"),
+        (("train", "dcm/walker-walk"), "dmc/walker-walk"),
+        (("train", "toy/reach", "--preset", "plannet"), "Did you mean 'planet'?"),
+        (("train", "toy/reach", "--preset"), "--preset needs a value"),
+        (("train", "toy/reach", "--agent", "ppo"), "There is no agent 'ppo'. Choose from sac, dqn."),
+        (("train", "toy/reach", "--agent", "dqn"), "toy/reach has continuous actions and DQN needs discrete ones"),
+        (("train", "toy/catch", "--agent", "sac"), "toy/catch has discrete actions and SAC needs continuous ones"),
+        (("train", "toy/reach", "--agent.augmentation", "shft"), "Did you mean 'shift'?"),
+        (("train", "toy/reach", "--import", "no_such_module"), "There is no module 'no_such_module'"),
+        (("train", "gym/NoSuch-v0"), "--import my_module"),
+        (("train", "toy/reach", "--agent.k", "0"), "--agent.k is 0: set it to 1 or more."),
+        (("train", "toy/reach", "--agent.discount", "1.5"), "--agent.discount is 1.5: set it between 0 and 1."),
+        (("train", "toy/reach", "--agent.learning-rate", "0"), "--agent.learning-rate is 0.0: set it above 0."),
+        (("train", "toy/reach", "--steps", "0"), "--steps is 0: set it to 1 or more."),
+        (("train", "toy/reach", "--eval.episodes", "0"), "--eval.episodes is 0: set it to 1 or more."),
+        (("train", "toy/reach", "--env.image-size", "4"), "image"),
+        (("train", "toy/reach", "--engine.precision", "tf32"), "tf32 is a GPU's arithmetic"),
+        (("train", "toy/reach", "--engine.cuda-graphs", "on"), "CUDA graphs need a GPU"),
+        (("train", "toy/reach", "--engine.kernels", "on"), "The kernels need a GPU"),
+        (("train", "toy/reach", "--replay.device", "cuda"), "The replay lives beside the agent"),
+        (("train", "toy/reach", "--wandb"), "pip install 'drq[wandb]'"),
+        (("eval", "no/such/run"), "is no run folder"),
+        (("eval", "no/such/run", "--episodes", "0"), "--episodes must be 1 or more"),
+        (("tasks", "foo"), "There is no family of tasks 'foo'"),
+        (("suite",), "Say what to do with suites"),
+        (("report",), "Name at least one folder"),
+        (("report", "no/such/folder"), "no/such/folder"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(
+    args: tuple[str, ...],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert sentence in fails(capsys, *args)
+    assert list(tmp_path.rglob("config.json")) == []  # nothing is left behind
+
+
+def test_cuda_without_a_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "sees no CUDA device" in fails(capsys, "train", "toy/reach", "--device", "cuda")
+
+
+def test_a_misspelt_flag_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["train", "toy/reach", "--agent.encodr", "impala"])
+    assert stopped.value.code == 2
+    said = capsys.readouterr()
+    assert "--agent.encoder" in said.out + said.err
+
+
+@pytest.mark.parametrize("command", list(cli.COMMANDS))
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):
+        cli.main([command, "--help"])
+    assert f"drq {command}" in capsys.readouterr().out
+
+
+def test_train_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for flag, words in {
+        "--agent.k": "averaged in the target (K)",
+        "--env.render": "smaller shadow map",
+        "--observation": "SAC State",
+        "--import": "registers your environment",
+        "--engine.precision": "Arithmetic of convolutions",
+        "--eval.episodes": "Episodes in an evaluation",
+    }.items():
+        assert flag in text
+        assert words in text
+
+
+def test_tasks_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["tasks"])
+    text = capsys.readouterr().out
+    for name in ("dmc/walker-walk", "toy/reach", "toy/catch", "atari/pong"):
+        assert name in text
+    (line,) = (line for line in text.splitlines() if line.startswith("dmc/cartpole-swingup "))
+    assert line.split(maxsplit=1)[1] == "8 (planet, ablation, state, cpu), 2 (dreamer)"
+
+
+def test_train_eval_and_the_run_folder(tmp_path: Path) -> None:
+    """The whole way of a user, in processes of their own."""
+    folder = tmp_path / "run"
+    arguments = ["train", "toy/reach", "--dir", str(folder), *FLAGS[:-1]]  # with videos
+    first = drq(*arguments)
+    assert first.returncode == 0, first.stderr
+    assert "replay of 60 transitions: 0.00 GB" in first.stderr
+    assert "Expected: about" in first.stderr
+    assert "Done in" in first.stderr
+
+    described = json.loads((folder / "config.json").read_text())
+    assert described["config"]["seed"] == 1
+    assert described["config"]["agent"]["type"] == "sac"
+    assert described["versions"]["torch"]
+    assert list(rows(folder / "eval.csv")[0]) == ["env_step", "agent_step", "return_mean", "return_std", "episodes"]
+    assert [row["env_step"] for row in rows(folder / "eval.csv")] == ["40", "80", "120"]
+    assert {"critic_loss", "actor_loss", "alpha", "episode_return"} <= rows(folder / "train.csv")[-1].keys()
+    assert len(list((folder / "videos").glob("*.mp4"))) == 3
+    assert list((folder / "tensorboard").iterdir())
+
+    again = drq(*arguments)
+    assert again.returncode == 0
+    assert "is finished" in again.stderr
+
+    other = drq(*arguments, "--agent.k", "3")
+    assert other.returncode == 2
+    assert "holds a run with other settings (agent.k: 2 there, 3 now)" in other.stderr
+
+    played = drq("eval", str(folder), "--episodes", "3", "--video", str(tmp_path / "play.mp4"))
+    assert played.returncode == 0, played.stderr
+    assert "over 3 episodes" in played.stdout
+    assert (tmp_path / "play.mp4").stat().st_size > 1000
+
+
+def test_your_own_environment(tmp_path: Path) -> None:
+    """gym/<id> registered by a module of the user's, in the folder they stand in."""
+    (tmp_path / "my_envs.py").write_text(
+        """
+import gymnasium as gym
+import numpy as np
+
+
+class Light(gym.Env):
+    observation_space = gym.spaces.Box(0, 255, (30, 40, 3), np.uint8)
+    action_space = gym.spaces.Box(0.0, 4.0, (1,))
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.level, self.t = self.np_random.integers(50, 200), 0
+        return self.picture(), {}
+
+    def picture(self):
+        return np.full((30, 40, 3), self.level, np.uint8)
+
+    def step(self, action):
+        assert 0 <= action[0] <= 4
+        self.t += 1
+        return self.picture(), -float(abs(action[0] - self.level / 50)), self.t == 7, False, {}
+
+
+gym.register("Light-v0", Light)
+"""
+    )
+    done = drq("train", "gym/Light-v0", "--import", "my_envs", "--dir", "run", *FLAGS, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(rows(tmp_path / "run" / "eval.csv")) == 3
+
+
+def test_an_occupied_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "thesis.tex").write_text("important")
+    sentence = fails(capsys, "train", "toy/reach", "--dir", str(tmp_path), *FLAGS)
+    assert "has something in it and is no run folder" in sentence
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_other_simulator_versions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pixels differ between versions of the simulator: a run does not go on across them."""
+    from drq.training import folder as folder_module
+    from drq.training.folder import RunFolder
+    from runs import small
+
+    config = small(tmp_path / "run", "dmc/cartpole-swingup")
+    run = RunFolder(tmp_path / "run")
+    from drq.envs.protocol import EnvSpec
+
+    run.open(config, EnvSpec(config.task, (3, 24, 24), 3, "continuous", 1, 8, 125))
+    run.check(config)
+    newer = folder_module.versions() | {"mujoco": "3.12.0"}
+    monkeypatch.setattr(folder_module, "versions", lambda: newer)
+    with pytest.raises(UserError, match=r"begun with mujoco .* and 3.12.0 is installed.*pip install mujoco=="):
+        run.check(config)

@@ -1,0 +1,310 @@
+"""Suites run for real, on tiny agents: what finishes, what fails, what is stopped, and what comes after."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from drq.errors import UserError
+from drq.experiments.launcher import SuiteRunArguments, run_suite
+from drq.experiments.pools import GPU, Job, error_of, plan_slots, start_worker
+from drq.experiments.results import read_results
+from drq.experiments.status import RunStatus, read_status, seconds_left, suite_status
+from drq.experiments.suite_folder import SuiteFolder
+from drq.experiments.suites import Run, Suite, find_suite
+from drq.experiments.worker import STOPPED
+
+TINY = """
+tasks = ["toy/reach"]
+preset = "cpu"
+seeds = {seeds}
+steps = {steps}
+[common]
+device = "cpu"
+log_every = 20
+env.image_size = 24
+agent.hidden_dim = 16
+agent.feature_dim = 8
+agent.batch_size = 8
+agent.seed_steps = 20
+replay.capacity = 2000
+eval.episodes = 1
+eval.video = false
+"""
+GOOD = '[[settings]]\nlabel = "K=1 M=1"\nagent.k = 1\nagent.m = 1\n'
+# Known only once there is an environment: 24 x 24 images are too small for these convolutions.
+BAD = '[[settings]]\nlabel = "too small"\nagent.encoder = "dreamer"\n'
+
+
+def write_suite(folder: Path, *settings: str, seeds: int = 1, steps: int = 150, name: str = "tiny") -> str:
+    path = folder / f"{name}.toml"
+    path.write_text(TINY.format(seeds=seeds, steps=steps) + "".join(settings))
+    return str(path)
+
+
+def weights(run_folder: Path) -> dict[str, torch.Tensor]:
+    latest = json.loads((run_folder / "checkpoint" / "latest.json").read_text())
+    return load_file(run_folder / "checkpoint" / latest["state"])
+
+
+def wait_until(ready: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not ready():
+        assert process.poll() is None, "it ended too early"
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.05)
+
+
+def has_rows(path: Path) -> bool:
+    return path.exists() and path.read_bytes().count(b"\n") > 2
+
+
+def test_a_failure_is_reported_and_the_rest_finish(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    suite, out = write_suite(tmp_path, BAD, GOOD, seeds=2), tmp_path / "out"
+    args = SuiteRunArguments(suite, dir=out, jobs=2)
+    assert run_suite(args) == 1
+    good = [out / "toy-reach" / "k1-m1" / f"seed-{seed}" for seed in (1, 2)]
+    bad = out / "toy-reach" / "too-small" / "seed-1"
+    assert all((folder / "finished.json").exists() for folder in good)
+    assert not (bad / "finished.json").exists()
+    assert "cannot work on images of 24x24" in (bad / "error.txt").read_text()
+    said = capsys.readouterr().out
+    assert said.count("Finished: toy/reach, K=1 M=1") == 2
+    assert "2 finished, 2 failed" in said
+    assert str(bad / "error.txt") in said
+
+    # The report calls them what the suite calls them.
+    runs, _ = read_results([out])
+    assert [(run.system, run.status, run.seed) for run in runs] == [("K=1 M=1", "finished", seed) for seed in (1, 2)]
+
+    # Status needs nothing but the folder.
+    assert suite_status(out) == 1
+    status = capsys.readouterr().out
+    assert status.count("150 / 150") == 2
+    assert "4 runs: 2 finished, 2 failed." in status
+
+    # The expected time of what is left rests on what has been measured.
+    assert run_suite(SuiteRunArguments(suite, dir=out, jobs=1, dry_run=True)) == 0
+    plan = capsys.readouterr().out
+    assert "4 runs: 2 finished, 2 failed. 300 env steps to go." in plan
+    assert re.search(r"Expected time: about \d+ s, from the speed of 2 runs", plan)
+
+    # Again, with the mistake mended: what is finished is left alone, what failed is tried once more.
+    before = [{path: path.stat().st_mtime_ns for path in folder.rglob("*")} for folder in good]
+    write_suite(tmp_path, BAD.replace("dreamer", "d4pg"), GOOD, seeds=2)
+    assert run_suite(SuiteRunArguments(suite, dir=out, jobs=2, seeds=1)) == 0
+    assert [{path: path.stat().st_mtime_ns for path in folder.rglob("*")} for folder in good] == before
+    assert (bad / "finished.json").exists()
+    assert not (bad / "error.txt").exists()
+
+
+def test_ctrl_c_loses_nothing(tmp_path: Path) -> None:
+    suite, steps = write_suite(tmp_path, GOOD, steps=400), 400
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    script = (
+        "import sys; from pathlib import Path; from drq.experiments.launcher import SuiteRunArguments, run_suite\n"
+        "sys.exit(run_suite(SuiteRunArguments(sys.argv[1], dir=Path(sys.argv[2]), jobs=1)))"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", script, suite, str(stopped)], stdout=subprocess.PIPE, text=True)
+    run = Path("toy-reach", "k1-m1", "seed-1")
+    wait_until(lambda: has_rows(stopped / run / "train.csv"), launcher)
+    launcher.send_signal(signal.SIGINT)
+    said, _ = launcher.communicate(timeout=120)
+    assert launcher.returncode == STOPPED
+    assert "Run the same command again to go on." in said
+    assert not (stopped / run / "finished.json").exists()
+    assert not (stopped / run / "error.txt").exists()
+    reached = json.loads((stopped / run / "checkpoint" / "latest.json").read_text())["agent_step"]
+    assert 0 < reached < steps
+    assert SuiteFolder(stopped).under_way() == set()  # nothing goes on behind its back
+
+    assert run_suite(SuiteRunArguments(suite, dir=stopped, jobs=1)) == 0
+    assert run_suite(SuiteRunArguments(suite, dir=whole, jobs=1)) == 0
+    resumed, uninterrupted = weights(stopped / run), weights(whole / run)
+    assert resumed.keys() == uninterrupted.keys()
+    assert all(torch.equal(resumed[name], uninterrupted[name]) for name in resumed)
+    rows = [(folder / run / "eval.csv").read_text().rpartition(",")[0] for folder in (stopped, whole)]
+    assert rows[0] == rows[1]  # all but the seconds
+
+
+def test_a_run_stops_cleanly_when_its_launcher_is_killed(tmp_path: Path) -> None:
+    suite = find_suite(write_suite(tmp_path, GOOD, steps=100_000))
+    run = suite.runs()[0]
+    job = Job(run, suite.config(run, tmp_path))
+    worker = start_worker(job.to_json(), tmp_path / "log.txt", {})
+    wait_until(lambda: has_rows(tmp_path / run.folder / "train.csv"), worker)
+    assert worker.stdin is not None
+    worker.stdin.close()  # what the end of the launcher does
+    assert worker.wait(timeout=120) == STOPPED
+    assert (tmp_path / run.folder / "checkpoint" / "latest.json").exists()
+    assert "Stopped at" in (tmp_path / "log.txt").read_text()
+
+
+def test_a_dry_run_prints_the_runs_and_touches_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    args = SuiteRunArguments(
+        "planet", seeds=3, steps=100_000, tasks="cartpole-swingup,cheetah-run", dir=out, jobs=4, dry_run=True
+    )
+    assert run_suite(args) == 0
+    said = capsys.readouterr().out
+    for task in ("dmc-cartpole-swingup", "dmc-cheetah-run"):
+        for seed in (1, 2, 3):
+            assert f"{out / task / 'drq' / f'seed-{seed}'}  " in said
+    assert "6 runs: 6 waiting. 600,000 env steps to go." in said
+    assert "4 at a time. Expected time: unknown until" in said
+    assert not out.exists()
+
+
+def opened(path: Path, suite: Suite) -> SuiteFolder:
+    folder = SuiteFolder(path)
+    folder.open(suite)
+    return folder
+
+
+def test_another_suite_is_refused_and_more_of_the_same_is_not(tmp_path: Path) -> None:
+    suite = find_suite(write_suite(tmp_path, GOOD))
+    opened(tmp_path / "out", suite).close()
+    begun = tmp_path / "out" / suite.runs()[0].folder
+    begun.mkdir(parents=True)
+    (begun / "config.json").write_text("{}")
+
+    def refused(said: str, other: Suite | None = None) -> None:
+        before = (tmp_path / "out" / "suite.json").read_bytes()
+        with pytest.raises(UserError, match=re.escape(said)):
+            opened(tmp_path / "out", other or suite)
+        assert (tmp_path / "out" / "suite.json").read_bytes() == before
+
+    refused("holds the suite 'tiny' (preset cpu), not 'planet' (preset planet)", find_suite("planet"))
+    refused("more than the 100 asked for: say --steps 150", suite.narrowed(steps=100))
+    refused("with other values for 'K=1 M=1'", find_suite(write_suite(tmp_path, GOOD, "agent.pad = 2\n")))
+
+    more = find_suite(write_suite(tmp_path, GOOD, BAD, seeds=2, steps=200))
+    opened(tmp_path / "out", more).close()
+    opened(tmp_path / "out", suite.narrowed(steps=200)).close()
+    assert sorted(SuiteFolder(tmp_path / "out").read().runs) == sorted(more.runs())
+
+
+def test_two_commands_do_not_share_a_folder(tmp_path: Path) -> None:
+    suite = find_suite(write_suite(tmp_path, GOOD))
+    first = opened(tmp_path / "out", suite)
+    first.running(suite.runs())
+    with pytest.raises(UserError, match="Another `drq suite run` is at work"):
+        opened(tmp_path / "out", suite)
+    assert SuiteFolder(tmp_path / "out").under_way() == {"toy-reach/k1-m1/seed-1"}
+    first.close()
+    assert SuiteFolder(tmp_path / "out").under_way() == set()
+    opened(tmp_path / "out", suite).close()
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (SuiteRunArguments("planet", jobs=0), "--jobs is 0: set it to 1 or more, or to auto"),
+        (SuiteRunArguments("planet", tasks=" , "), "--tasks is empty"),
+        (SuiteRunArguments("planet", tasks="cheeta-run"), "did you mean dmc/cheetah-run"),
+        (SuiteRunArguments("plannet"), "Did you mean 'planet'"),
+    ],
+)
+def test_mistakes_are_said(args: SuiteRunArguments, said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        run_suite(args)
+
+
+def test_ray_is_asked_for_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # import fails
+    with pytest.raises(UserError, match=re.escape("pip install 'drq[ray]'")):
+        run_suite(SuiteRunArguments(write_suite(tmp_path, GOOD), dir=tmp_path / "out", launcher="ray"))
+
+
+def test_a_folder_without_a_suite_has_no_status(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no suite"):
+        suite_status(tmp_path)
+    (tmp_path / "suite.json").write_text("{")
+    with pytest.raises(UserError, match="is damaged"):
+        suite_status(tmp_path)
+
+
+GB = 1024**3
+H200, SMALL, FULL = GPU("0", 139 * GB), GPU("1", 9 * GB), GPU("2", 1 * GB)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "task", "gpus", "cores", "memory", "devices", "threads"),
+    [
+        ("auto", "dmc/walker-walk", [H200], 16, 100, "0 0 0 0", 4),
+        ("auto", "atari/pong", [H200], 32, 100, "0 0 0 0 0 0 0 0", 4),
+        ("auto", "atari/pong", [H200], 16, 100, "0 0 0 0 0", 3),  # 3 cores a run
+        ("auto", "dmc/walker-walk", [H200], 2, 100, "0", 2),
+        ("auto", "dmc/walker-walk", [H200, SMALL, FULL], 64, 100, "0 1 0 1 0 0", 10),  # 4 GB a run
+        ("auto", "dmc/walker-walk", [FULL], 64, 100, "2", 64),
+        (3, "dmc/walker-walk", [H200, SMALL], 4, 100, "0 1 0", 1),
+        (6, "dmc/walker-walk", [SMALL], 16, 100, "1 1 1 1 1 1", 2),
+        ("auto", "dmc/walker-walk", [], 16, 100, "- - - - - - - -", 2),
+        ("auto", "dmc/walker-walk", [], 16, 9, "- -", 8),
+        ("auto", "dmc/walker-walk", [], 1, 100, "-", 1),
+        (5, "dmc/walker-walk", [], 2, 1, "- - - - -", 1),
+    ],
+)
+def test_runs_at_a_time(
+    jobs: int | str, task: str, gpus: list[GPU], cores: int, memory: int, devices: str, threads: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    slots = plan_slots(jobs, [task], gpus=gpus, cores=cores, memory=memory * GB)  # type: ignore[arg-type]
+    assert [slot.get("CUDA_VISIBLE_DEVICES", "-") for slot in slots] == devices.split()
+    assert {slot["OMP_NUM_THREADS"] for slot in slots} == {str(threads)}
+
+
+def status(label: str, left: int, rate: float | None) -> RunStatus:
+    return RunStatus(Run("dmc/walker-walk", label, 1, 1000), "stopped", 1000 - left, rate)
+
+
+def test_the_expected_time() -> None:
+    assert seconds_left([status("a", 1000, None)], 1) is None
+    # 500 steps at 10 a second; a run with the same setting at the same speed; one with another at the mean of both.
+    statuses = [status("a", 500, 10.0), status("a", 1000, None), status("b", 0, 5.0), status("c", 1000, None)]
+    assert seconds_left(statuses, 1) == (pytest.approx(50 + 100 + 150), 2)
+    assert seconds_left(statuses, 2) == (pytest.approx(150), 2)
+    assert seconds_left(statuses, 100) == (pytest.approx(150), 2)  # no sooner than the longest
+
+
+def test_progress_is_read_while_files_are_being_written(tmp_path: Path) -> None:
+    folder, run = SuiteFolder(tmp_path), Run("atari/pong", "DrQ", 1, 1000)
+    assert read_status(folder, run, running=False) == RunStatus(run, "waiting")
+    path = tmp_path / run.folder
+    path.mkdir(parents=True)
+    many = "".join(f"{4 * at},{at},,{at / 50}\n" for at in range(100, 801))
+    (path / "train.csv").write_text(f"env_step,agent_step,episode_return,seconds\n{many}3204,80")
+    seen = read_status(folder, run, running=True)
+    assert (seen.state, seen.done, seen.last_return, seen.left) == ("running", 800, None, 200)
+    assert seen.rate == pytest.approx(50)
+    (path / "eval.csv").write_text("env_step,agent_step,return_mean,seconds\n3400,850,-12.5,17.0\n")
+    seen = read_status(folder, run, running=False)
+    assert (seen.state, seen.done, seen.last_return) == ("stopped", 850, -12.5)
+    (path / "finished.json").write_text('{"steps": 900, "seconds": 20.0}')
+    assert read_status(folder, run, running=False).state == "stopped"  # it has been asked for more since
+    (path / "finished.json").write_text('{"steps": 1000, "seconds": 20.0}')
+    seen = read_status(folder, run, running=False)
+    assert (seen.state, seen.rate, seen.left) == ("finished", 50.0, 0)
+
+
+def test_why_a_run_ended(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("".join(f"line {number}\n" for number in range(100)))
+    assert error_of(0, log) == ""
+    assert error_of(1, log).splitlines()[-1] == "line 99"
+    assert len(error_of(1, log).splitlines()) < 50
+    assert "smaller --jobs" in error_of(-signal.SIGKILL, log).splitlines()[-1]
+    assert "SIGSEGV" in error_of(-signal.SIGSEGV, log).splitlines()[-1]
+    log.write_text("")
+    assert "exit code 3" in error_of(3, log)

@@ -1,0 +1,283 @@
+"""The page in a real browser: it renders without an error, its filters work, its numbers are those on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chromium import Browser, find_chromium
+from drq.experiments.report import report
+from report_runs import evaluations, fake_run, write_table
+
+CHROMIUM = find_chromium()
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine to draw the page")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    assert CHROMIUM is not None
+    with Browser(CHROMIUM) as one:
+        one.appear()
+        yield one
+
+
+def show(browser: Browser, out: Path, *dirs: Path) -> list[str]:
+    warnings = report(list(dirs), out)
+    browser.open(out)
+    assert browser.problems == []
+    assert browser.requests == [out.resolve().as_uri()]
+    return warnings
+
+
+def texts(browser: Browser, selector: str) -> list[str]:
+    every = f"[...document.querySelectorAll({json.dumps(selector)})]"
+    found: list[str] = browser.run(f"{every}.map((node) => (node.innerText ?? node.textContent).trim())")
+    return found
+
+
+def count(browser: Browser, selector: str) -> int:
+    return len(texts(browser, selector))
+
+
+def search(browser: Browser, text: str) -> None:
+    browser.run(f"document.querySelector('#search').value = {json.dumps(text)}")
+    browser.run("document.querySelector('#search').dispatchEvent(new Event('input'))")
+
+
+def choose(browser: Browser, system: str) -> None:
+    name = json.dumps(system)
+    browser.run(f"[...document.querySelectorAll('#ours option')].find((one) => one.text === {name}).selected = true")
+    browser.run("document.querySelector('#ours').dispatchEvent(new Event('change'))")
+
+
+def click(browser: Browser, selector: str) -> None:
+    browser.run(f"document.querySelector({json.dumps(selector)}).click()")
+    assert browser.problems == []
+
+
+def score(browser: Browser, task: str, column: str, table: int = 0) -> str:
+    found: str = browser.run(
+        f"""[...document.querySelectorAll('table.scores')][{table}].querySelector(
+        '[data-panel="{task}"] [data-column="{column}"] .score').textContent"""
+    )
+    return found
+
+
+def rounded(values: list[float], digits: int = 0) -> str:
+    return f"{np.mean(values):,.{digits}f} ± {np.std(values, ddof=1):,.{digits}f}"
+
+
+def test_one_run(browser: Browser, tmp_path: Path) -> None:
+    folder = fake_run(tmp_path / "runs")
+    assert show(browser, tmp_path / "r.html", tmp_path) == []
+    assert texts(browser, "#summary") == ["1 run · 1 task · 1 system"]
+    assert count(browser, "#curves .panel svg.chart") == 1
+    assert score(browser, "planet:dmc/walker-walk", "DrQ K=2 M=2") == f"{evaluations(folder)[100_000]:.0f}"
+    assert score(browser, "planet:dmc/walker-walk", "DrQ (paper)") == "612 ± 164"
+    assert count(browser, "#warnings li") == 0
+    assert browser.run("document.querySelector('#atari').hidden && document.querySelector('#grids').hidden") is True
+
+
+def test_tables_equal_the_files(browser: Browser, tmp_path: Path) -> None:
+    folders: dict[tuple[str, str], list[Path]] = {}
+    for task in ("dmc/walker-walk", "dmc/cheetah-run"):
+        for name, settings in (("DrQ K=2 M=2", {}), ("SAC (no augmentation)", {"augmentation": "none"})):
+            where = tmp_path / "runs"
+            folders[task, name] = [
+                fake_run(where, task, seed, steps=500_000, level=400 + 90 * len(settings), **settings)
+                for seed in (1, 2, 3)
+            ]
+    rows = [("cheetah_run", seed, at, seed * at / 1000, "Theirs") for seed in (1, 2) for at in (50_000, 100_000)]
+    assert show(browser, tmp_path / "r.html", tmp_path / "runs", write_table(tmp_path / "t.csv", rows)) == []
+    for number, budget in enumerate((100_000, 500_000)):
+        for (task, name), members in folders.items():
+            shown = score(browser, f"planet:{task}", name, number)
+            assert shown == rounded([evaluations(folder)[budget] for folder in members])
+    assert score(browser, "planet:dmc/cheetah-run", "Theirs") == rounded([100, 200])
+    assert texts(browser, "#scores h3") == ["PlaNet tasks at 100k env steps", "PlaNet tasks at 500k env steps"]
+    # the table beside a chart holds the mean of the evaluations at every step
+    browser.run("document.querySelector('[data-panel=\"planet:dmc/walker-walk\"] details').open = true")
+    browser.run("new Promise((done) => setTimeout(done, 50))")
+    listed = texts(browser, '[data-panel="planet:dmc/walker-walk"] details tbody tr')
+    cells = [line.split("\t") for line in listed]
+    found = {cell[1]: cell[2] for cell in cells if cell[0] == "DrQ K=2 M=2"}
+    members = [evaluations(folder) for folder in folders["dmc/walker-walk", "DrQ K=2 M=2"]]
+    assert found == {f"{at:,}": f"{np.mean([one[at] for one in members]):.1f}" for at in members[0]}
+
+
+def test_filters(browser: Browser, tmp_path: Path) -> None:
+    for task in ("dmc/walker-walk", "dmc/cheetah-run", "dmc/finger-spin"):
+        for seed in (1, 2):
+            fake_run(tmp_path / "runs", task, seed)
+            fake_run(tmp_path / "runs", task, seed, augmentation="none")
+    show(browser, tmp_path / "r.html", tmp_path)
+    assert texts(browser, "#curves h4") == ["Finger Spin", "Cheetah Run", "Walker Walk"]
+
+    click(browser, "input[value='planet:dmc/cheetah-run']")  # a task off
+    assert texts(browser, "#curves h4") == ["Finger Spin", "Walker Walk"]
+    assert texts(browser, "table.scores tbody th") == ["Finger Spin", "Walker Walk"]
+    assert count(browser, "#runs table.runs tbody tr") == 8
+    click(browser, "input[value='planet:dmc/cheetah-run']")
+
+    search(browser, "walk")
+    assert texts(browser, "#curves h4") == ["Walker Walk"]
+    search(browser, "zzz")
+    assert texts(browser, "#curves .empty") == ["No task matches the filter."]
+    search(browser, "")
+
+    lines = "#curves .panel:first-child path.mean"
+    assert count(browser, lines) == 3  # two systems and the published curve
+    click(browser, "#controls .systems input[data-group=system]")
+    assert count(browser, lines) == 2
+    assert "DrQ K=2 M=2" not in texts(browser, "table.scores thead tr:last-child th")
+    click(browser, "#published")
+    assert count(browser, lines) == 1
+    assert texts(browser, "table.scores thead tr:last-child th") == ["Task", "SAC (no augmentation)"]
+    click(browser, "#controls .systems input[data-group=system]")
+    click(browser, "#singles")
+    assert count(browser, "#curves .panel:first-child path.single") == 4
+    assert browser.problems == []
+
+
+def test_a_run_switched_off_leaves_the_mean(browser: Browser, tmp_path: Path) -> None:
+    folders = [fake_run(tmp_path / "runs", seed=seed) for seed in (1, 2, 3)]
+    show(browser, tmp_path / "r.html", tmp_path)
+    last = [evaluations(folder)[100_000] for folder in folders]
+    assert texts(browser, "#curves .reading .value")[0] == rounded(last)
+    click(browser, "#runs input[data-run='1']")
+    assert texts(browser, "#curves .reading .value")[0] == rounded([last[0], last[2]])
+    assert score(browser, "planet:dmc/walker-walk", "DrQ K=2 M=2") == rounded(last)  # tables count every run
+
+
+def test_hovering_and_arrow_keys_read_a_chart(browser: Browser, tmp_path: Path) -> None:
+    folder = fake_run(tmp_path / "runs")
+    show(browser, tmp_path / "r.html", tmp_path)
+    browser.run("document.documentElement.style.scrollBehavior = 'auto'")
+    browser.run("document.querySelector('svg.chart').scrollIntoView({ block: 'center' })")
+    box = browser.run("document.querySelector('svg.chart').getBoundingClientRect().toJSON()")
+    left, right = 48 / 420, 1 - 14 / 420  # the frame of the plot
+    x = box["x"] + box["width"] * (left + 0.4 * (right - left))
+    browser.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=box["y"] + box["height"] / 2)
+    assert texts(browser, "#curves .reading .at") == ["At 40k env steps"]
+    assert texts(browser, "#curves .reading .value")[0] == f"{evaluations(folder)[40_000]:.0f}"
+    browser.run("document.querySelector('svg.chart').focus()")
+    for key in ("ArrowLeft", "ArrowLeft"):
+        browser.send("Input.dispatchKeyEvent", type="keyDown", key=key)
+    assert texts(browser, "#curves .reading .at") == ["At 20k env steps"]
+    browser.send("Input.dispatchKeyEvent", type="keyDown", key="End")
+    assert texts(browser, "#curves .reading .at") == ["At 100k env steps"]
+
+
+def test_missing_unfinished_and_broken_runs_are_on_the_page(browser: Browser, tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    fake_run(root, seed=1)
+    fake_run(root, seed=2, reached=40_000, status="unfinished")
+    fake_run(root, seed=3, reached=10_000, status="failed")
+    started = fake_run(root, seed=4, status="unfinished")
+    (started / "eval.csv").unlink()
+    fake_run(root, "dmc/cheetah-run", seed=1)
+    broken = fake_run(root, "dmc/cheetah-run", seed=9)
+    (broken / "eval.csv").write_text("env_step,agent_step,return_mean,return_std,episodes,seconds\nrubbish\n")
+    warnings = show(browser, tmp_path / "r.html", root, tmp_path / "nowhere")
+    assert texts(browser, "#summary") == ["6 runs · 2 finished · 2 tasks · 1 system"]
+    assert browser.run("[...document.querySelectorAll('#warnings li')].map((n) => n.textContent)") == warnings
+    assert len(warnings) >= 6
+    statuses = texts(browser, "#runs .status")
+    assert sorted(statuses) == ["failed", "finished", "finished", "no evaluation", "no evaluation", "unfinished"]
+    assert browser.run("document.querySelector('table.scores tbody tr:last-child .n').textContent") == " n 1"
+
+
+def test_atari_aggregates_and_grids(browser: Browser, tmp_path: Path) -> None:
+    for game in ("alien", "pong", "boxing"):
+        for seed in (1, 2):
+            fake_run(tmp_path / "runs", f"atari/{game}", seed, every=50_000, level=20)
+            fake_run(tmp_path / "runs", f"atari/{game}", seed, every=50_000, level=5, augmentation="none")
+    for k in (1, 2):
+        for m in (1, 2):
+            fake_run(tmp_path / "runs", k=k, m=m)
+    show(browser, tmp_path / "r.html", tmp_path)
+    headings = texts(browser, "#atari figure h3")
+    assert headings == ["Median", "IQM", "Mean", "Optimality gap", "Probability of improvement"]
+    assert texts(browser, "#atari tbody th")[:3] == [
+        "Eff. DQN+DrQ",
+        "Eff. DQN (no augmentation)",
+        "Eff. DQN+DrQ (paper)",
+    ]
+    assert texts(browser, "#grids figure h3") == ["K and M: Walker Walk"]
+    assert count(browser, "#grids td[style]") == 4
+    choose(browser, "Eff. DQN (no augmentation)")
+    assert texts(browser, "#atari figcaption p")[-1] == "that Eff. DQN (no augmentation) beats …"
+
+
+def test_hundreds_of_runs(browser: Browser, tmp_path: Path) -> None:
+    for task in ("dmc/walker-walk", "dmc/cheetah-run", "dmc/finger-spin"):
+        for batch in (64, 128, 256, 512):
+            for rate in (1e-4, 3e-4, 1e-3, 3e-3):
+                for seed in range(1, 8):
+                    fake_run(tmp_path / "runs" / task[4:], task, seed, batch_size=batch, learning_rate=rate)
+    show(browser, tmp_path / "r.html", tmp_path)
+    assert (tmp_path / "r.html").stat().st_size <= 6_000_000
+    assert texts(browser, "#summary") == ["336 runs · 3 tasks · 16 systems"]
+    assert count(browser, "#controls input[data-group=system]:checked") == 8  # more lines cannot be told apart
+    click(browser, "#controls .systems .all button")
+    assert count(browser, "#controls input[data-group=system]:checked") == 16
+    assert count(browser, "#runs table.runs tbody tr") == 336
+    assert count(browser, "#grids figure") == 3
+
+
+def test_settings_and_videos_of_a_run(browser: Browser, tmp_path: Path) -> None:
+    folder = fake_run(tmp_path / "my runs#1", videos=1, batch_size=77)
+    show(browser, tmp_path / "out" / "r.html", tmp_path)  # the folder is made
+    click(browser, "#runs .more button")
+    assert '"batch_size": 77' in texts(browser, "#runs pre.config")[0]
+    address = browser.run("document.querySelector('#runs .videos a').href")
+    assert address == (folder / "videos" / "0000000.mp4").resolve().as_uri()
+    assert browser.run("document.querySelector('#runs .videos a').getAttribute('href')").startswith(
+        "./../my%20runs%231/"
+    )
+    click(browser, "#runs .more button")
+    assert count(browser, "#runs pre.config") == 0
+
+
+def test_names_in_files_cannot_become_markup(browser: Browser, tmp_path: Path) -> None:
+    evil = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>/*script*/"
+    fake_run(tmp_path / "runs", f"toy/{evil}", label=evil + "\u2028", folder="javascript:alert(1)", videos=1)
+    table = write_table(tmp_path / "t.csv", [(evil, 1, 10, 5, evil), ("x", "<b>", 1, 1, "<i>")])
+    show(browser, tmp_path / "r.html", tmp_path / "runs", table)
+    click(browser, "#runs .more button")
+    assert browser.run("window.hacked") is None
+    assert count(browser, "img, #warnings b, script") == 2  # the two scripts of the page itself
+    assert evil in texts(browser, "#curves h4")[0]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_and_fits_a_phone(browser: Browser, tmp_path: Path, scheme: str) -> None:
+    for seed in (1, 2):
+        fake_run(tmp_path / "runs", seed=seed)
+        fake_run(tmp_path / "runs", seed=seed, k=1, m=1, label="a system with a name that is really rather long")
+    try:
+        browser.appear(width=360, height=740, scheme=scheme, mobile=True)
+        show(browser, tmp_path / "r.html", tmp_path)
+        assert browser.run("document.documentElement.scrollWidth") <= 360
+        probe = """(() => {
+            const channel = (v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+            const light = (colour) => {
+              const [r, g, b] = colour.match(/[\\d.]+/g).map((v) => channel(v / 255));
+              return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+            };
+            const page = light(getComputedStyle(document.body).backgroundColor);
+            return ['body', '.lead', '#summary', '.spread', 'a', 'td.theirs .score', 'legend'].map((selector) => {
+              const text = light(getComputedStyle(document.querySelector(selector)).color);
+              return (Math.max(text, page) + 0.05) / (Math.min(text, page) + 0.05);
+            });
+        })()"""
+        contrasts: list[Any] = browser.run(probe)
+        assert min(contrasts) >= 4.5
+        assert browser.run("matchMedia('(prefers-color-scheme: dark)').matches") is (scheme == "dark")
+    finally:
+        browser.appear()

@@ -1,0 +1,106 @@
+"""The report for papers: CSV, Markdown, LaTeX, a figure; and the size of the page."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from drq.experiments import page
+from drq.experiments.report import report
+from report_runs import evaluations, fake_run, write_table
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> dict[str, list[Path]]:
+    root = tmp_path / "runs"
+    tasks = ("dmc/walker-walk", "dmc/cheetah-run", "atari/pong")
+    return {task: [fake_run(root, task, seed, preset="planet", videos=1) for seed in (1, 2)] for task in tasks}
+
+
+def test_csv_has_every_score_once(tmp_path: Path, runs: dict[str, list[Path]]) -> None:
+    assert report([tmp_path / "runs"], tmp_path / "out" / "scores.csv", format="csv") == []
+    with (tmp_path / "out" / "scores.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    places = [(row["task"], row["budget"], row["system"]) for row in rows]
+    assert len(places) == len(set(places))
+    for task, folders in runs.items():
+        counts = "agent_step" if task.startswith("atari/") else "env_step"
+        (row,) = [row for row in rows if row["task"] == task and row["source"] == "runs"]
+        scores = [evaluations(folder, counts)[100_000] for folder in folders]
+        assert (row["counts"], row["seeds"], row["budget"]) == (counts, "2", "100000")
+        assert float(row["mean"]) == pytest.approx(sum(scores) / 2)
+        assert float(row["std"]) == pytest.approx(abs(scores[0] - scores[1]) / 2**0.5)
+        assert float(row["low"]) == pytest.approx(min(scores))  # of two runs, a resample may draw one twice
+        assert float(row["high"]) == pytest.approx(max(scores))
+    (paper,) = [row for row in rows if row["task"] == "dmc/walker-walk" and row["system"] == "DrQ (paper)"]
+    assert (float(paper["mean"]), float(paper["std"]), paper["source"]) == (612, 164, "published")
+
+
+def test_markdown_tables(tmp_path: Path, runs: dict[str, list[Path]]) -> None:
+    extra = write_table(tmp_path / "theirs.csv", [("walker_walk", 1, 100_000, 123.5, "a|b <i>")])
+    report([tmp_path / "runs", extra], tmp_path / "r.md", format="md")
+    text = (tmp_path / "r.md").read_text()
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [line.replace(r"\|", "").count("|") for line in lines]
+    assert "| Walker Walk |" in text
+    assert r"a\|b \<i>" in text
+    assert "| 124 |" in text  # halves go up, as on the page
+    assert "612 ± 164" in text
+    assert "Optimality gap" in text
+    assert all(cells[at] == cells[at + 1] for at in range(len(cells) - 1) if "---" in lines[at + 1])
+
+
+def test_latex_compiles_or_at_least_balances(tmp_path: Path, runs: dict[str, list[Path]]) -> None:
+    extra = write_table(tmp_path / "theirs.csv", [("walker_walk", 1, 100_000, 5, r"100% & $x_1$ #{\~^}")])
+    report([tmp_path / "runs", extra], tmp_path / "r.tex", format="tex")
+    text = (tmp_path / "r.tex").read_text()
+    assert r"$612 \pm 164$" in text
+    assert r"100\% \& \$x\_1\$ \#\{\textbackslash{}\textasciitilde{}\textasciicircum{}\}" in text
+    for table in text.split(r"\begin{tabular}")[1:]:
+        columns = len(table[1 : table.index("}")])
+        rows = [line for line in table.split(r"\end{tabular}")[0].splitlines() if line.endswith(r"\\")]
+        assert len(rows) >= 2
+        assert {row.replace(r"\&", "").count("&") + 1 for row in rows} == {columns}
+    if latex := shutil.which("pdflatex"):
+        document = "\\documentclass{article}\\usepackage{booktabs}\\begin{document}" + text + "\\end{document}"
+        (tmp_path / "whole.tex").write_text(document)
+        subprocess.run([latex, "-interaction=nonstopmode", "-halt-on-error", "whole.tex"], cwd=tmp_path, check=True)
+
+
+def test_figure(tmp_path: Path, runs: dict[str, list[Path]]) -> None:
+    report([tmp_path / "runs"], tmp_path / "r.png", format="png")
+    with Image.open(tmp_path / "r.png") as image:
+        assert image.format == "PNG"
+        assert image.width > image.height
+        drawn = {pixel for _, pixel in image.convert("RGB").getcolors(1 << 24)}
+    assert {(0x00, 0x72, 0xB2), (0x7B, 0x82, 0x8C)} <= drawn  # our first system, and the published curve
+
+
+def test_page_stays_small_with_long_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(1, 41):
+        fake_run(tmp_path / "runs", seed=seed, steps=1_000_000, every=1_000)
+    report([tmp_path / "runs"], tmp_path / "r.html")
+    full = (tmp_path / "r.html").stat().st_size
+    assert full <= 6_000_000
+    monkeypatch.setattr(page, "LARGEST", full * 3 // 4)
+    report([tmp_path / "runs"], tmp_path / "r.html")
+    assert (tmp_path / "r.html").stat().st_size <= full * 3 // 4
+
+
+def test_page_asks_for_nothing_outside_itself(tmp_path: Path, runs: dict[str, list[Path]]) -> None:
+    report([tmp_path / "runs"], tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    for outside in ("http://", "https://", "@import", "url("):
+        where = text.replace("http://www.w3.org/2000/svg", "").replace("url(#", "")
+        assert outside not in where
+
+
+def test_the_same_runs_give_the_same_page(tmp_path: Path, runs: dict[str, list[Path]]) -> None:
+    report([tmp_path / "runs"], tmp_path / "a.html")
+    report([tmp_path / "runs"], tmp_path / "b.html")
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()

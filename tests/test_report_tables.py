@@ -1,0 +1,169 @@
+"""Scores at a budget, differences, aggregates and grids, against the evaluations on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from drq.experiments import statistics, tables
+from drq.experiments.reference import benchmark_of, benchmarks, canonical_task, task_title
+from drq.experiments.results import Run, read_results
+from report_runs import evaluations, fake_run, write_table
+
+
+def runs_of(*paths: Path) -> list[Run]:
+    return read_results(paths)[0]
+
+
+def one_run(tmp_path: Path, steps: list[int], name: str = "x") -> Run:
+    rows = [("dmc/walker-walk", 1, at, at / 1000, name) for at in steps]
+    (run,) = runs_of(write_table(tmp_path / f"{name}.csv", rows))
+    return run
+
+
+def test_tasks_have_one_name_however_they_are_spelt() -> None:
+    for spelling in ("walker_walk", "walker-walk", "dmc/walker-walk", "Walker Walk"):
+        assert canonical_task(spelling) == "dmc/walker-walk"
+    assert canonical_task("cup_catch") == "dmc/ball-in-cup-catch"
+    assert {canonical_task(name) for name in ("MsPacman", "atari/ms-pacman", "atari/mspacman")} == {"atari/ms_pacman"}
+    assert canonical_task("gym/CarRacing-v3") == "gym/CarRacing-v3"
+    assert canonical_task("dmc/pong") == "dmc/pong"  # not the game
+    assert task_title("dmc/ball-in-cup-catch") == "Ball in Cup Catch"
+    assert [benchmark_of(task).key for task in ("dmc/walker-run", "dmc/quadruped-walk", "atari/tennis", "toy/x")] == [
+        "dreamer", "control", "atari", "other",
+    ]  # fmt: skip
+
+
+def test_the_papers_table_is_the_published_curves_at_the_budget() -> None:
+    # the curves hold all ten seeds; the paper cut the digits of the tasks for which it had all ten, too
+    planet = benchmarks()["planet"]
+    for task in ("dmc/finger-spin", "dmc/cartpole-swingup", "dmc/ball-in-cup-catch"):
+        for budget in (100_000, 500_000):
+            row = planet.table[task, budget]
+            assert int(row["DrQ (published curves)"].mean) == row["DrQ (paper)"].mean
+    assert planet.table["dmc/walker-walk", 100_000]["DrQ (published curves)"].mean == 633.6
+    assert len(planet.tasks) == 6
+    assert len(benchmarks()["dreamer"].tasks) == 15
+    assert len(benchmarks()["atari"].tasks) == 26
+
+
+def test_a_score_is_the_last_evaluation_at_or_before_the_budget(tmp_path: Path) -> None:
+    every_16k = one_run(tmp_path, list(range(0, 200_000, 16_000)))
+    assert every_16k.evaluation_at(100_000) == (96_000, 96.0)
+    assert every_16k.evaluation_at(None) == (192_000, 192.0)
+    assert one_run(tmp_path, list(range(0, 96_001, 16_000)), "ends").evaluation_at(100_000) == (96_000, 96.0)
+    assert one_run(tmp_path, list(range(0, 80_001, 16_000)), "short").evaluation_at(100_000) is None
+    assert one_run(tmp_path, [0, 45_000, 90_000], "coarse").evaluation_at(50_000) == (45_000, 45.0)
+    assert one_run(tmp_path, [100_000], "final").evaluation_at(100_000) == (100_000, 100.0)
+    assert one_run(tmp_path, [50_000], "half").evaluation_at(100_000) is None
+    assert one_run(tmp_path, [120_000], "late").evaluation_at(100_000) is None
+
+
+def test_table_holds_mean_and_spread_of_the_runs_that_reached_the_budget(tmp_path: Path) -> None:
+    folders = [fake_run(tmp_path, seed=seed) for seed in (1, 2, 3)]
+    fake_run(tmp_path, seed=4, reached=50_000, status="unfinished")
+    (table,) = tables.score_tables(runs_of(tmp_path))
+    scores = [evaluations(folder)[100_000] for folder in folders]
+    cell = table.cells[0][0]
+    assert cell is not None
+    assert (table.budget, table.tasks, cell.seeds) == (100_000, ("dmc/walker-walk",), 3)
+    assert cell.mean == pytest.approx(sum(scores) / 3)
+    assert cell.std == pytest.approx((sum((score - cell.mean) ** 2 for score in scores) / 2) ** 0.5)
+    assert table.columns[table.ours :][:3] == ("DrQ (published curves)", "DrQ (paper)", "CURL")
+
+
+def test_short_runs_and_unknown_tasks_get_their_last_evaluation(tmp_path: Path) -> None:
+    folder = fake_run(tmp_path / "a", steps=20_000)
+    fake_run(tmp_path / "b", "toy/reach", steps=3_000, every=1_000)
+    found = {table.benchmark.key: table for table in tables.score_tables(runs_of(tmp_path))}
+    assert (found["planet"].budget, found["other"].budget) == (None, None)
+    cell = found["planet"].cells[0][0]
+    assert cell is not None
+    assert cell.mean == evaluations(folder)[20_000]
+    assert cell.steps == (20_000, 20_000)
+
+
+def test_differences_with_published_and_own_systems(tmp_path: Path) -> None:
+    for task in ("dmc/walker-walk", "dmc/cheetah-run"):
+        for seed in (1, 2, 3):
+            fake_run(tmp_path / "a", task, seed, level=700)
+            fake_run(tmp_path / "b", task, seed, level=300, augmentation="none")
+    (table,) = tables.score_tables(runs_of(tmp_path))
+    by_task, overall = tables.differences(table, 0)
+    at = {name: index for index, name in enumerate(table.columns)}
+    assert by_task[0][0] is None  # nothing to say about itself
+    for row, cells in zip(by_task, table.cells, strict=True):
+        for name, column in at.items():
+            mine, theirs, found = cells[0], cells[column], row[column]
+            if column and mine and theirs:
+                assert found is not None, name
+                assert found.value == pytest.approx(mine.mean - theirs.mean)
+                assert found.low < found.value < found.high
+    own = overall[at["SAC (no augmentation)"]]
+    assert own is not None
+    pairs = [(cells[0].mean, cells[1].mean) for cells in table.cells]
+    assert own.value == pytest.approx(np.mean([mine - theirs for mine, theirs in pairs]))
+    assert own.low > 0
+
+
+def test_atari_aggregates(tmp_path: Path) -> None:
+    games = benchmarks()["atari"].tasks[:5]
+    scores: dict[str, list[float]] = {}
+    for game in games:
+        folders = [fake_run(tmp_path, game, seed, every=50_000, level=900) for seed in (1, 2)]
+        scores[game] = [evaluations(folder, "agent_step")[100_000] for folder in folders]
+    (table,) = tables.score_tables(runs_of(tmp_path))
+    rows, improvements = tables.aggregates(table)
+    players = benchmarks()["atari"].table
+    normalised = []
+    for game in games:
+        random, human = (players[game, 100_000][who].mean for who in ("Random", "Human"))
+        normalised.append([(score - random) / (human - random) for score in scores[game]])
+    ours = rows[0]
+    assert (ours.system, ours.games, ours.runs) == ("Eff. DQN+DrQ", 5, 10)
+    assert ours.metrics["Mean"].value == pytest.approx(np.mean(normalised))
+    assert ours.metrics["Median"].value == pytest.approx(np.median(np.mean(normalised, axis=1)))
+    assert {row.system for row in rows}.isdisjoint({"Human", "Random"})
+    assert all(row.games == 5 for row in rows)
+    beaten = next(one for one in improvements if one.other == "SimPLe")
+    simple = [players[game, 100_000]["SimPLe"].mean for game in games]
+    wins = [np.mean([score > other for score in scores[game]]) for game, other in zip(games, simple, strict=True)]
+    assert beaten.probability.value == pytest.approx(np.mean(wins))
+
+
+def test_grids_are_found_where_settings_are_crossed(tmp_path: Path) -> None:
+    folders = {}
+    for k in (1, 2):
+        for m in (1, 2):
+            folders[k, m] = [fake_run(tmp_path / "km", seed=seed, k=k, m=m, level=100 * k + 10 * m) for seed in (1, 2)]
+    for batch in (128, 512):
+        for rate in (1e-4, 1e-3):
+            for heat in (0.1, 0.2):
+                fake_run(
+                    tmp_path / "robust", "dmc/cheetah-run", batch_size=batch, learning_rate=rate, init_temperature=heat
+                )
+    found = {grid.title: grid for grid in tables.grids(runs_of(tmp_path))}
+    assert set(found) == {"K and M", "Robustness"}
+    km, robust = found["K and M"], found["Robustness"]
+    assert (km.columns, km.rows, km.panels) == ((1, 2), (1, 2), (None,))
+    for (k, m), members in folders.items():
+        assert km.cells[m, k, None].mean == pytest.approx(np.mean([evaluations(one)[100_000] for one in members]))
+    assert (robust.columns, robust.rows, robust.panels) == ((128, 512), (1e-4, 1e-3), (0.1, 0.2))
+    assert len(robust.cells) == 8
+
+
+def test_settings_that_change_together_are_no_grid(tmp_path: Path) -> None:
+    fake_run(tmp_path, k=1, m=1)
+    fake_run(tmp_path, k=2, m=2)
+    assert tables.grids(runs_of(tmp_path)) == []
+
+
+def test_mean_curve_of_runs_with_different_evaluations(tmp_path: Path) -> None:
+    rows = [("dmc/walker-walk", 1, 0, 0, "x"), ("dmc/walker-walk", 1, 20, 20, "x"), ("dmc/walker-walk", 2, 10, 30, "x")]
+    steps, mean, std = tables.mean_curve(runs_of(write_table(tmp_path / "x.csv", rows)))
+    assert steps.tolist() == [0, 10, 20]
+    assert mean.tolist() == [0, 20, 20]  # at 10 the first run is half-way between its evaluations
+    assert std[1] == pytest.approx(statistics.sample_std(np.array([10.0, 30.0])))
+    assert np.isnan(std[[0, 2]]).all()

@@ -1,0 +1,146 @@
+"""Statistics of the report against the published formulas, written out slowly, and against numbers by hand."""
+
+from __future__ import annotations
+
+import csv
+import random
+from importlib import resources
+
+import numpy as np
+import pytest
+from scipy.stats import mannwhitneyu
+
+from drq.experiments import statistics
+from drq.experiments.reference import atari_players, benchmarks
+from drq.experiments.statistics import Published
+
+
+def by_task(matrix: list[list[float]]) -> list[np.ndarray]:
+    """A (runs x tasks) matrix, as the published formulas have it, as one array of runs a task."""
+    return [np.array(column, dtype=np.float64) for column in zip(*matrix, strict=True)]
+
+
+def slow_iqm(values: list[float]) -> float:
+    cut = int(0.25 * len(values))
+    middle = sorted(values)[cut : len(values) - cut]
+    return sum(middle) / len(middle)
+
+
+def slow_median(values: list[float]) -> float:
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+X = [[1, 2], [2, 2], [1, 1], [2, 1]]
+Y = [[1, 1], [2, 2], [3, 3]]
+
+
+def test_numbers_that_rliable_publishes_for_its_own_matrices() -> None:
+    # the expected values of the test-suite of rliable, the library of Agarwal et al.
+    for metric in (statistics.median, statistics.mean, statistics.iqm):
+        assert metric(by_task(X)) == 1.5
+        assert metric(by_task(Y)) == 2
+    assert statistics.probability_of_improvement(by_task(X), by_task(Y)) == pytest.approx(1 / 3)
+
+
+def test_numbers_by_hand() -> None:
+    scores = by_task([[0.0, 2.0, 0.5], [0.4, 4.0, 0.7]])
+    assert statistics.mean(scores) == pytest.approx((0.2 + 3.0 + 0.6) / 3)
+    assert statistics.median(scores) == pytest.approx(0.6)
+    assert statistics.iqm(scores) == pytest.approx((0.4 + 0.5 + 0.7 + 2.0) / 4)  # 6 scores: one cut at either end
+    assert statistics.optimality_gap(scores) == pytest.approx(1 - (0.0 + 0.4 + 1 + 1 + 0.5 + 0.7) / 6)
+    assert statistics.sample_std(np.array([1.0, 2.0, 4.0])) == pytest.approx((7 / 3) ** 0.5)
+    assert statistics.sample_std(np.array([1.0])) is None
+    assert statistics.human_normalised(np.array([-20.7, 14.6, 0.0]), -20.7, 14.6) == pytest.approx([0, 1, 20.7 / 35.3])
+    ours, theirs = by_task([[3.0, 1.0], [5.0, 1.0]]), by_task([[4.0, 1.0]])
+    assert statistics.probability_of_improvement(ours, theirs) == pytest.approx((0.5 + 0.5) / 2)
+
+
+def test_summaries_of_random_matrices_match_the_formulas_written_out() -> None:
+    draw = random.Random(3)
+    for runs, tasks in ((1, 5), (2, 3), (5, 26), (7, 4)):
+        matrix = [[draw.uniform(-1, 3) for _ in range(tasks)] for _ in range(runs)]
+        pooled = [score for row in matrix for score in row]
+        means = [sum(column) / runs for column in zip(*matrix, strict=True)]
+        scores = by_task(matrix)
+        assert statistics.mean(scores) == pytest.approx(sum(means) / tasks)
+        assert statistics.median(scores) == pytest.approx(slow_median(means))
+        assert statistics.iqm(scores) == pytest.approx(slow_iqm(pooled))
+        gap = 1 - sum(min(score, 1) for score in pooled) / len(pooled)
+        assert statistics.optimality_gap(scores) == pytest.approx(gap)
+
+
+def test_probability_of_improvement_is_the_mann_whitney_statistic() -> None:
+    rng = np.random.default_rng(1)
+    ours = [rng.integers(0, 6, 7).astype(float) for _ in range(5)]  # integers: there are ties
+    theirs = [rng.integers(0, 6, 4).astype(float) for _ in range(5)]
+    expected = np.mean([mannwhitneyu(x, y).statistic / 28 for x, y in zip(ours, theirs, strict=True)])
+    assert statistics.probability_of_improvement(ours, theirs) == pytest.approx(expected)
+    assert statistics.probability_of_improvement(ours, ours) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("metric", [statistics.mean, statistics.median, statistics.iqm, statistics.optimality_gap])
+def test_interval_agrees_with_a_slow_stratified_bootstrap(metric) -> None:
+    rng = np.random.default_rng(5)
+    scores = [rng.normal(task, 1 + task, 8) for task in range(4)]
+    draw = random.Random(11)
+    resampled = []
+    for _ in range(3000):  # runs are redrawn within their own task
+        resampled.append(float(metric([np.array([draw.choice(list(runs)) for _ in runs]) for runs in scores])))
+    low, high = np.percentile(resampled, [2.5, 97.5])
+    found = statistics.estimate(metric, scores)
+    assert found.value == pytest.approx(float(metric(scores)))
+    assert found.low == pytest.approx(low, abs=0.08 * (high - low))
+    assert found.high == pytest.approx(high, abs=0.08 * (high - low))
+
+
+def test_tasks_are_not_mixed_by_the_bootstrap() -> None:
+    # within a task there is no spread, between tasks there is: a stratified interval has no width
+    found = statistics.estimate(statistics.iqm, [np.full(5, 0.0), np.full(5, 10.0)])
+    assert (found.low, found.high) == (5.0, 5.0)
+
+
+def test_same_numbers_every_time() -> None:
+    scores = [np.random.default_rng(task).normal(size=5) for task in range(6)]
+    assert statistics.estimate(statistics.iqm, scores) == statistics.estimate(statistics.iqm, scores)
+
+
+def test_a_single_run_has_no_interval() -> None:
+    found = statistics.estimate(statistics.mean, [np.array([3.0]), np.array([5.0])])
+    assert (found.value, found.low, found.high) == (4.0, None, None)
+
+
+def test_difference_of_two_systems() -> None:
+    rng = np.random.default_rng(2)
+    ours, theirs = [rng.normal(10, 2, 40)], [rng.normal(7, 3, 30)]
+    found = statistics.difference(ours, theirs)
+    assert found.value == pytest.approx(ours[0].mean() - theirs[0].mean())
+    error = (ours[0].var() / 40 + theirs[0].var() / 30) ** 0.5  # of the resampled means, hence ddof 0
+    assert found.low == pytest.approx(found.value - 1.96 * error, abs=0.1 * error)
+    assert found.high == pytest.approx(found.value + 1.96 * error, abs=0.1 * error)
+
+
+def test_difference_from_a_published_score() -> None:
+    ours = [np.random.default_rng(4).normal(500, 60, 50)]
+    error = ours[0].std() / 50**0.5
+    exact = statistics.difference_from_published(ours, [Published(480.0)])
+    assert exact.value == pytest.approx(ours[0].mean() - 480)
+    assert exact.high - exact.low == pytest.approx(2 * 1.96 * error, rel=0.05)
+    spread = statistics.difference_from_published(ours, [Published(480.0, std=80.0, seeds=10)])
+    both = (error**2 + 80.0**2 / 10) ** 0.5
+    assert spread.high - spread.low == pytest.approx(2 * 1.96 * both, rel=0.05)
+    assert statistics.difference_from_published([np.array([500.0])], [Published(480.0)]).low is None
+
+
+def test_published_atari_aggregates_come_out_of_the_papers_table() -> None:
+    table, players = benchmarks()["atari"], atari_players()
+    path = resources.files("drq.experiments").joinpath("reference", "atari100k_peers.csv")
+    peers = {row["system"]: row for row in csv.DictReader(path.read_text().splitlines())}
+    for name in ("Eff. DQN+DrQ", "Eff. DQN", "SimPLe", "OTRainbow", "Eff. Rainbow"):
+        column = f"{name} (paper)" if name.startswith("Eff. DQN") else name
+        means = {task: table.table[task, 100_000][column].mean for task in table.tasks}
+        scores = [np.atleast_1d(statistics.human_normalised(mean, *players[task])) for task, mean in means.items()]
+        assert len(scores) == 26
+        assert statistics.median(scores) == pytest.approx(float(peers[name]["median_hns"]), abs=6e-4)
+        assert statistics.mean(scores) == pytest.approx(float(peers[name]["mean_hns"]), abs=6e-4)
+        assert statistics.iqm(scores) == pytest.approx(float(peers[name]["iqm_hns"]), abs=6e-4)
