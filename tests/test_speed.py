@@ -1,0 +1,379 @@
+"""The plain reference computes what our engine computes, and `drq speed` measures all it says. No time is judged."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier, BrokenBarrierError
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import tyro
+from torch import Tensor
+
+from drq.agents import SAC, make_agent
+from drq.config import EngineConfig, EnvConfig, ReplayConfig, SACConfig
+from drq.engine.settings import EngineSettings
+from drq.errors import UserError
+from drq.experiments import speed as speed_package
+from drq.experiments.plain_reference import PAD, Draws, HostReplay, PlainDrQ, shift
+from drq.experiments.speed import SpeedArguments, measure, processes, speed, to_json
+from drq.experiments.speed.plan import Plan, plan_for
+from drq.experiments.speed.results import SpeedReport
+from drq.experiments.speed.table import table
+from drq.experiments.speed.updates import Effort, Work, random_replay, spec_for, time_in_turns
+from drq.presets import preset
+from drq.replay import Replay
+
+CPU = torch.device("cpu")
+BATCH = 6
+
+
+def tiny(name: str, task: str, **agent: Any) -> Work:
+    """A preset with small images, batches and networks."""
+    config = preset(name, task)
+    small = dataclasses.replace(config.agent, batch_size=BATCH, hidden_dim=16, **agent)
+    env = dataclasses.replace(config.env, image_size=36)
+    return Work(name, dataclasses.replace(config, agent=small, env=env, replay=ReplayConfig(capacity=600)))
+
+
+# The plain reference against our agent.
+
+
+def shift_oracle(image: np.ndarray[Any, Any], dy: int, dx: int) -> np.ndarray[Any, Any]:
+    height, width = image.shape[1:]
+    padded = np.pad(image, ((0, 0), (PAD, PAD), (PAD, PAD)), mode="edge")
+    return padded[:, PAD + dy : PAD + dy + height, PAD + dx : PAD + dx + width]
+
+
+def test_plain_shift_pads_and_crops() -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (81, 3, 11, 13)).astype(np.float32)
+    offsets = np.array([(dy, dx) for dy in range(-PAD, PAD + 1) for dx in range(-PAD, PAD + 1)])
+    found = shift(torch.from_numpy(images), torch.from_numpy(offsets))
+    expected = np.stack([shift_oracle(*each) for each in zip(images, *offsets.T, strict=True)])
+    np.testing.assert_array_equal(found.numpy(), expected)
+
+
+def test_plain_draws_every_offset_and_every_transition() -> None:
+    memory = HostReplay((9, 36, 36), 2, capacity=20)
+    plain = PlainDrQ(memory, CPU, batch_size=2000, hidden_dim=16, k=1, m=3)
+    draws = plain.draw()
+    assert draws.shifts.shape == (3, 2000, 2)
+    assert draws.next_shifts.shape == (1, 2000, 2)
+    assert set(draws.shifts.unique().tolist()) == set(range(-PAD, PAD + 1))
+    assert set(draws.indices.tolist()) == set(range(20))
+
+
+NETWORKS = ("critic", "target", "actor")
+CONVOLVED = 11  # 36 pixels after four convolutions
+
+
+def as_theirs(parameter: Tensor) -> Tensor:
+    """Our convolved features are ordered (row, column, channel), theirs (channel, row, column)."""
+    parameter = parameter.detach().clone()
+    if parameter.shape[-1:] != (32 * CONVOLVED**2,):
+        return parameter
+    return parameter.unflatten(1, (CONVOLVED, CONVOLVED, 32)).permute(0, 3, 1, 2).flatten(1)
+
+
+class Pair:
+    """Our agent and the plain reference with the same weights and the same transitions."""
+
+    def __init__(self, k: int, m: int, *, copy_per_view: bool = True) -> None:
+        work = tiny("planet", "dmc/cheetah-run", k=k, m=m)
+        assert isinstance(work.config.agent, SACConfig)
+        self.replay = random_replay(work.config, CPU)
+        agent = make_agent(self.replay.spec, work.config.agent, CPU, seed=3)
+        assert isinstance(agent, SAC)
+        self.agent = agent
+        batch = self.replay.gather(torch.arange(self.replay.capacity))
+        memory = HostReplay((9, 36, 36), 6, self.replay.capacity)
+        memory.obs[...] = batch.obs.tensor().numpy()  # type: ignore[union-attr]
+        memory.next_obs[...] = batch.next_obs.tensor().numpy()  # type: ignore[union-attr]
+        memory.action[...] = batch.action.numpy()
+        memory.reward[:, 0] = batch.reward.numpy()
+        memory.not_done[:, 0] = batch.discount.numpy() / 0.99
+        self.plain = PlainDrQ(
+            memory, CPU, batch_size=BATCH, k=k, m=m, hidden_dim=16, copy_per_view=copy_per_view
+        )
+        with torch.no_grad():
+            for theirs, ours in zip(self.plain_parameters(), self.our_parameters(), strict=True):
+                theirs.copy_(ours)
+        self.generator = torch.Generator().manual_seed(5)
+
+    def plain_parameters(self) -> list[Tensor]:
+        parts = [getattr(self.plain, name) for name in NETWORKS]
+        return [self.plain.log_alpha, *(p for part in parts for p in part.parameters())]
+
+    def our_parameters(self) -> list[Tensor]:
+        """Copies of ours, in the plain reference's order."""
+        parts = [getattr(self.agent, name) for name in NETWORKS]
+        ours = [self.agent.temperature.log_alpha, *(p for part in parts for p in part.parameters())]
+        return [as_theirs(parameter) for parameter in ours]
+
+    def update(self, *, wrong_shift: bool = False) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """One update of both with the same random numbers; their losses and ours."""
+        drawn = self.agent.draw(self.generator)
+        slots = self.replay.sample(BATCH, self.generator)
+        phase = self.agent.phase(self.plain.updates)
+        ours = self.agent.update(self.replay.gather(slots), drawn, phase)
+        k, m = self.plain.k, self.plain.m
+        shifts = drawn.transformations.nu.long().view(m, BATCH, 2)
+        theirs = self.plain.update(
+            Draws(
+                slots.numpy(),
+                shifts.flip(-1) if wrong_shift else shifts,
+                drawn.transformations.nu_next.long().view(k, BATCH, 2),
+                drawn.target_noise.view(k, BATCH, -1),
+                drawn.actor_noise,
+            )
+        )
+        return theirs, ours
+
+
+def relative_error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    difference = sum(float((f - e).square().sum()) for f, e in zip(found, expected, strict=True))
+    return (difference / sum(float(e.square().sum()) for e in expected)) ** 0.5
+
+
+@pytest.mark.parametrize(("k", "m"), [(2, 2), (1, 1), (3, 1), (1, 3)])
+def test_plain_reference_and_our_agent_compute_the_same_function(k: int, m: int) -> None:
+    pair = Pair(k, m)
+    before = pair.our_parameters()
+    for number in range(4):
+        theirs, ours = pair.update()
+        assert set(theirs) == ({"critic_loss", "actor_loss"} if number % 2 == 0 else {"critic_loss"})
+        for name, loss in theirs.items():
+            torch.testing.assert_close(loss, ours[name], rtol=1e-4, atol=1e-5)
+        if number == 1:  # no actor's loss has gone through the critic since
+            found = [p.grad for p in pair.plain.critic.parameters()]
+            expected = [as_theirs(p.grad) for p in pair.agent.critic.parameters()]  # type: ignore[arg-type]
+            assert relative_error(found, expected) < 1e-4  # type: ignore[arg-type]
+    theirs_moved, ours_moved = (
+        [(after - start).detach() for after, start in zip(parameters, before, strict=True)]
+        for parameters in (pair.plain_parameters(), pair.our_parameters())
+    )
+    assert all(move.any() for move in ours_moved)
+    assert relative_error(theirs_moved, ours_moved) < 1e-3
+
+
+def test_copying_images_once_changes_nothing() -> None:
+    pair, other = Pair(2, 2), Pair(2, 2, copy_per_view=False)
+    other.plain.replay = pair.plain.replay
+    draws = pair.plain.draw()
+    torch.testing.assert_close(pair.plain.update(draws), other.plain.update(draws), rtol=0, atol=0)
+
+
+def test_the_comparison_would_notice_another_augmentation() -> None:
+    theirs, ours = Pair(2, 2).update(wrong_shift=True)
+    assert abs(float(theirs["critic_loss"] - ours["critic_loss"])) > 1e-4 * float(ours["critic_loss"])
+
+
+# Contents of the replays that are timed.
+
+
+def test_random_replay_is_what_adding_step_by_step_gives() -> None:
+    config = tiny("planet", "dmc/cheetah-run").config
+    made = random_replay(config, CPU)
+    added = Replay(spec_for(config), made.capacity, device=CPU)
+    for number in range(made.capacity):
+        if number % 250 == 0:
+            added.begin(np.zeros((3, 36, 36), dtype=np.uint8))
+        done = number % 250 == 249
+        added.add(np.zeros(6, dtype=np.float32), 0.0, 1.0, done, np.zeros((3, 36, 36), dtype=np.uint8))
+    assert made.counters() == added.counters()
+    assert made.sampleable == added.sampleable
+    assert torch.equal(made.places, added.places)
+    assert torch.equal(made.rows[:, 1:3], added.rows[:, 1:3])
+    assert torch.equal(made.window, added.window)
+    np.testing.assert_array_equal(made._oldest_frame, added._oldest_frame)
+    assert len(made.frames.unique()) == 256
+
+
+# The measurements.
+
+
+def test_contenders_take_turns_in_even_blocks() -> None:
+    calls: list[tuple[str, int]] = []
+    found = time_in_turns(
+        {name: lambda count, name=name: calls.append((name, count)) for name in "AB"},  # type: ignore[misc]
+        Effort(blocks=3, block_seconds=1e-9, warmup_updates=0),
+        CPU,
+    )
+    assert calls == [("A", 2), ("B", 2), *3 * [("A", 2), ("B", 2)]]
+    assert all(len(timing.blocks_ms) == 3 and timing.updates_per_block == 2 for timing in found.values())
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    planet = tiny("planet", "dmc/cheetah-run")
+    effort = Effort(blocks=2, block_seconds=0.01, warmup_updates=2)
+    return Plan(
+        effort=effort,
+        reference=planet,
+        plain={"plain, float32": {}, "plain, copied once": {"copy_per_view": False}},
+        plain_capacity=50,
+        float32_beside=True,
+        acting={1: 3, 2: 3},
+        environments=(("toy/reach", EnvConfig()), ("dmc/no-such", EnvConfig())),
+        environment_block_seconds=0.02,
+        processes_effort=effort,
+        presets=(planet, tiny("atari100k", "atari/pong")),
+        growth={"K": (tiny("planet", "dmc/cheetah-run"), Work("broken", Broken()))},  # type: ignore[arg-type]
+        processes=((planet, (2,)),),
+        left_out={"the rest": "drq speed --full"},
+    )
+
+
+class Broken:
+    """A configuration that nothing can be measured of."""
+
+
+@pytest.fixture(scope="module")
+def report(plan: Plan) -> SpeedReport:
+    return measure(plan, EngineConfig(precision="bf16"), CPU)
+
+
+def test_everything_planned_is_measured(report: SpeedReport) -> None:
+    assert [each.name for each in report.presets] == ["planet", "atari100k"]
+    assert [each.k for each in report.presets] == [2, 1]
+    for each in (*report.presets, *report.growth["K"]):
+        assert each.batch_size == BATCH
+        assert each.replay_capacity == 600
+        assert each.timing.ms == pytest.approx(float(np.median(each.timing.blocks_ms)))
+        assert each.updates_per_second == pytest.approx(1e3 / each.timing.ms)
+        assert each.host_bytes is not None
+        assert each.device_bytes is None
+    # The same settings are measured once.
+    assert report.growth["K"][0].timing is report.presets[0].timing
+    (comparison,) = report.comparisons
+    names = ["drq, bf16", "drq, float32", "plain, float32", "plain, copied once"]
+    assert [each.name for each in comparison.contenders] == names
+    first = comparison.contenders[0].timing
+    for each in comparison.contenders:
+        assert each.ratio == pytest.approx(each.timing.ms / first.ms)
+        turns = [a / b for a, b in zip(each.timing.blocks_ms, first.blocks_ms, strict=True)]
+        assert each.ratio_range == (min(turns), max(turns))
+    assert [each.observations for each in report.acting] == [1, 2]
+    (toy,) = report.environments
+    assert toy.env_steps_per_second == toy.agent_steps_per_second > 0
+    assert toy.frames_per_second is not None
+    assert toy.frames_per_second > toy.agent_steps_per_second  # drawing is a part of a step
+    (together,) = report.processes
+    assert together.processes == 2
+    assert together.updates_per_second > 0
+    assert together.host_bytes_each is not None
+
+
+def test_what_cannot_be_measured_is_named(report: SpeedReport) -> None:
+    assert set(report.left_out) == {"the rest", "dmc/no-such fast"}
+    assert set(report.failed) == {"K broken"}
+    assert "AttributeError" in report.failed["K broken"]
+
+
+def test_table_shows_every_measurement(report: SpeedReport) -> None:
+    text = table(report)
+    for word in ("planet", "atari100k", "drq, bf16", "plain, float32", "2 x planet", "toy/reach", "acting"):
+        assert word in text
+    assert "left out: dmc/no-such fast: " in text
+    assert "FAILED: K broken: AttributeError" in text
+    assert len(text.splitlines()) < 45
+    (plain,) = re.findall(r"plain, float32 +\S+ +\S+ +(\S+) x", text)
+    assert float(plain) == pytest.approx(report.comparisons[0].contenders[2].ratio, rel=0.02)
+
+
+def test_table_of_nothing_is_only_the_machine() -> None:
+    empty = measure(plan_for(CPU, quick=True, full=False), EngineConfig(), CPU, only=("processes",))
+    assert len(table(empty).splitlines()) == 2
+
+
+def test_json_holds_all_fields(report: SpeedReport) -> None:
+    plain = json.loads(to_json(report))
+    assert set(plain) == {each.name for each in dataclasses.fields(SpeedReport)}
+    assert plain["comparisons"][0]["contenders"][2]["ratio"] == report.comparisons[0].contenders[2].ratio
+    assert plain["presets"][0]["timing"]["blocks_ms"] == report.presets[0].timing.blocks_ms
+
+
+def test_plans_name_what_they_leave_out() -> None:
+    for device in (CPU, torch.device("cuda")):
+        quick, usual, full = (
+            plan_for(device, quick=q, full=f) for q, f in ((True, False), (False, False), (False, True))
+        )
+        assert quick.left_out
+        assert usual.left_out
+        assert not full.left_out
+        assert not quick.presets
+        assert {"planet", "ablation", "planet, K = M = 1", "atari100k (DQN)"} < {w.name for w in full.presets}
+        assert set(full.growth) == {"batch", "K", "M", "replay"}
+        assert full.processes[0][1] == (1, 2, 4, 8)
+
+
+# The command.
+
+
+def use(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
+    monkeypatch.setattr(speed_package, "plan_for", lambda device, quick, full: plan)
+
+
+def test_command_writes_json_and_a_failure_is_the_exit_code(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, plan)
+    file = tmp_path / "speed.json"
+    args = ["--only", "acting", "--json", str(file), "--device", "cpu", "--engine.precision", "float32"]
+    speed(tyro.cli(SpeedArguments, args=args))
+    written = json.loads(file.read_text())
+    assert [each["observations"] for each in written["acting"]] == [1, 2]
+    assert not written["comparisons"]
+    assert "acting" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        speed(tyro.cli(SpeedArguments, args=["--only", "growth", "--json", "-", "--device", "cpu"]))
+    assert stopped.value.code == 1
+    assert json.loads(capsys.readouterr().out)["failed"]
+
+
+def test_mistakes_are_answered_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--quick and --full"):
+        speed(SpeedArguments(quick=True, full=True))
+    with pytest.raises(UserError, match="cannot be written"):
+        speed(SpeedArguments(json=str(tmp_path / "missing" / "speed.json")))
+
+
+def test_a_process_that_fails_does_not_leave_the_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Barrier(2)
+    monkeypatch.setattr(processes, "_begin", begin, raising=False)
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(begin.wait, 60)
+        engine = EngineSettings.resolve(EngineConfig(), CPU)
+        with pytest.raises(AttributeError):
+            processes._learn(Broken(), engine, Effort(1, 0.01, 2))  # type: ignore[arg-type]
+        with pytest.raises(BrokenBarrierError):
+            waiting.result()
+
+
+def test_whole_runs_are_timed_with_their_memory_and_return(tmp_path: Path) -> None:
+    out = tmp_path / "runs.json"
+    script = Path(__file__).parents[1] / "benchmarks" / "runs.py"
+    small = "--env.observation state --env.frame-stack 1 --agent.batch-size 4 --agent.hidden-dim 16 "
+    small += "--agent.seed-steps 20 --eval.episodes 1 --eval.no-video --replay.capacity 50"
+    command = f"{script} toy/reach --preset cpu --steps 40 --out {out} -- {small}"
+    done = subprocess.run([sys.executable, *command.split()], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    (group,) = found["groups"]
+    (run,) = group["runs"]
+    assert run["finished"], run["output"]
+    assert run["final_return"] == run["evaluations"][-1]["return_mean"]
+    assert run["evaluations"][-1]["env_step"] == 40
+    assert max(run["host_peak_bytes"].values()) > 1e7
+    assert run["host_together_bytes"] > 1e7
+    assert f"{run['seconds']:.1f} s" in done.stdout
