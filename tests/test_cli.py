@@ -50,7 +50,7 @@ def fails(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         (("train", "toy/reach", "--engine.cuda-graphs", "on"), "CUDA graphs need a GPU"),
         (("train", "toy/reach", "--engine.kernels", "on"), "The kernels need a GPU"),
         (("train", "toy/reach", "--replay.device", "cuda"), "The replay lives beside the agent"),
-        (("train", "toy/reach", "--wandb"), "pip install 'drq[wandb]'"),
+        (("train", "toy/reach", "--wandb"), "pip install -e '.[wandb]'"),
         (("eval", "no/such/run"), "is no run folder"),
         (("eval", "no/such/run", "--episodes", "0"), "--episodes must be 1 or more"),
         (("tasks", "foo"), "There is no family of tasks 'foo'"),

@@ -222,7 +222,7 @@ def test_mistakes_are_said(args: SuiteRunArguments, said: str) -> None:
 
 def test_ray_is_asked_for_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # import fails
-    with pytest.raises(UserError, match=re.escape("pip install 'drq[ray]'")):
+    with pytest.raises(UserError, match=re.escape("pip install -e '.[ray]'")):
         run_suite(SuiteRunArguments(write_suite(tmp_path, GOOD), dir=tmp_path / "out", launcher="ray"))
 
 

@@ -177,7 +177,7 @@ class EngineConfig:
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
     """Arithmetic of convolutions and linear layers. auto: bf16 on GPUs that have it, float32 on the CPU."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile the update. auto: on a GPU."""
+    """torch.compile the update. auto: on a GPU, for runs of 50,000 updates or more, where it pays."""
     cuda_graphs: Literal["auto", "on", "off"] = "auto"
     """Capture updates and acting as CUDA graphs. auto: on a GPU."""
     kernels: Literal["auto", "on", "off"] = "auto"
@@ -211,7 +211,7 @@ class TrainConfig:
     log_every: int = 1_000
     """Env steps (Atari: agent steps) between rows of train.csv."""
     wandb: bool = False
-    """Log to Weights & Biases as well (`pip install 'drq[wandb]'`)."""
+    """Log to Weights & Biases as well (`pip install -e '.[wandb]'`)."""
     env: EnvConfig = field(default_factory=EnvConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)

@@ -11,6 +11,9 @@ import torch
 from drq.config import EngineConfig
 from drq.errors import UserError
 
+WORTH_COMPILING = 50_000
+"""Updates from which compiling pays: it takes about 20 s, and saves 0.46 of 3.24 ms a paper update on an H200."""
+
 
 def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
     """The device to learn on. auto: the GPU if there is one."""
@@ -36,7 +39,8 @@ class EngineSettings:
     eval_process: bool
 
     @staticmethod
-    def resolve(config: EngineConfig, device: torch.device) -> EngineSettings:
+    def resolve(config: EngineConfig, device: torch.device, updates: int | None = None) -> EngineSettings:
+        """Settings for this device. `updates` is the length of the run, if it is known: see WORTH_COMPILING."""
         on_gpu = device.type == "cuda"
         precision = config.precision
         if precision == "auto":
@@ -54,7 +58,7 @@ class EngineSettings:
         return EngineSettings(
             device=device,
             precision=precision,
-            compile=on(config.compile),
+            compile=on(config.compile) and (config.compile == "on" or updates is None or updates >= WORTH_COMPILING),
             cuda_graphs=on(config.cuda_graphs),
             kernels=on(config.kernels) and precision == "bf16",
             eval_process=on(config.eval_process),

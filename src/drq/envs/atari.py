@@ -149,7 +149,7 @@ def _ale_py() -> Any:
         import ale_py.roms
         import ale_py.vector_env
     except ImportError as error:
-        raise UserError("Atari games need ale-py: pip install 'drq[atari]'.") from error
+        raise UserError("Atari games need ale-py: pip install -e '.[atari]' in the folder of drq.") from error
     return ale_py
 
 

@@ -140,7 +140,7 @@ th:first-child {{ text-align: left }} figure {{ display: inline-block; margin: 0
 img {{ max-width: 100%; background: #fff; border-radius: 6px }}
 </style></head><body>
 <h1>Augmentation at work</h1>
-<p>Two agents learn <code>{TASK}</code> from 24&times;24 images: the white dot has to reach the goal. They are the
+<p>Two agents learn <code>{TASK}</code> from 24&times;24 images: the red dot has to reach the green one. They are the
 same SAC; one sees its memories shifted at random by up to four pixels (DrQ, K = M = 2), the other as they were.</p>
 <table><thead><tr><th></th><th>return</th><th>from random to perfect</th></tr></thead><tbody>{cells}</tbody></table>
 <p><img alt="Return of both agents over env steps" src="{curves}"></p>
@@ -164,7 +164,7 @@ def _curves(contestants: list[Contestant], random: float, perfect: float) -> str
         axes.plot(steps, means, label=each.label, color=colour, linewidth=2)
     for name, value in (("random policy", random), ("perfect policy", perfect)):
         axes.axhline(value, color="#777777", linestyle=":", linewidth=1)
-        axes.annotate(name, (0, value), textcoords="offset points", xytext=(4, 4), fontsize=8, color="#777777")
+        axes.annotate(name, (0, value), xycoords=axes.get_yaxis_transform(), textcoords="offset points", xytext=(4, 4), fontsize=8, color="#777777")
     axes.set_xlabel("env steps")
     axes.set_ylabel("return")
     axes.legend(frameon=False)

@@ -37,7 +37,7 @@ class RayPool:
             import ray
         except ImportError:
             raise UserError(
-                "--launcher ray needs its package: pip install 'drq[ray]', or leave --launcher out."
+                "--launcher ray needs its package: pip install -e '.[ray]', or leave --launcher out."
             ) from None
         self._ray: Any = ray
         self._folder = folder

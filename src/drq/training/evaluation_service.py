@@ -5,11 +5,13 @@ The policy of an evaluation is a copy, so where it is played changes nothing abo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Pipe
 from pathlib import Path
@@ -121,6 +123,7 @@ class EvaluationBeside:
             start_new_session=True,
         )
         theirs.close()
+        self._sender = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
         self._pipe.send_bytes(json.dumps(config_to_json(config)).encode())
 
     @property
@@ -132,11 +135,13 @@ class EvaluationBeside:
             {name: value.detach().cpu().contiguous() for name, value in self._agent.modules.state_dict().items()}
         )
         self._pending.append((request, weights))
-        try:
+        # The other process reads only between two evaluations, and training must not wait for that.
+        self._sender.submit(self._send, request, weights)
+
+    def _send(self, request: Request, weights: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has ended: collect notices, and plays what is pending here
             self._pipe.send_bytes(json.dumps(dataclasses.asdict(request)).encode())
             self._pipe.send_bytes(weights)
-        except OSError:
-            pass  # it has ended: collect notices, and plays what is pending here
 
     def collect(self, *, wait: bool) -> list[tuple[Request, list[float]]]:
         done = []
@@ -160,7 +165,8 @@ class EvaluationBeside:
             self._agent.modules.load_state_dict(current)
 
     def close(self) -> None:
-        self._pipe.close()
         self._process.terminate()
         self._process.wait()
+        self._sender.shutdown()
+        self._pipe.close()
         self._fallback.close()

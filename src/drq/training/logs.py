@@ -103,7 +103,7 @@ def _tensorboard(folder: RunFolder, purge_from: int | None) -> Any:
 def require_wandb() -> None:
     """Refuses --wandb where its package is missing, before anything is written."""
     if importlib.util.find_spec("wandb") is None:
-        raise UserError("--wandb needs its package: pip install 'drq[wandb]', or leave --wandb out.")
+        raise UserError("--wandb needs its package: pip install -e '.[wandb]', or leave --wandb out.")
 
 
 def _wandb(folder: RunFolder, config: dict[str, Any]) -> Any:

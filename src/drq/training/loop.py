@@ -69,11 +69,12 @@ class Trainer:
         self.config = config
         self.label = label
         self.device = choose_device(config.device)
-        self.engine = EngineSettings.resolve(config.engine, self.device)
         self.env = EnvThread(lambda: make_env(config))
         self.spec: EnvSpec = self.env.env.spec
         self.unit = "env steps" if self.spec.budget_counts == "env_step" else "agent steps"
         self.steps_per_agent_step = self.spec.action_repeat if self.spec.budget_counts == "env_step" else 1
+        updates = (self.total_agent_steps - config.agent.seed_steps) * config.agent.updates_per_step
+        self.engine = EngineSettings.resolve(config.engine, self.device, updates)
         self.progress = Progress(budget=config.steps, unit=self.unit, quiet=quiet)
         self.folder = RunFolder(Path(config.dir or default_dir(config)))
 

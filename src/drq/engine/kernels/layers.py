@@ -47,11 +47,11 @@ class Tiling:
 
 # Fastest on an H200 at 84 x 84 and 1,024 images (benchmarks/kernels.py).
 FORWARD = Tiling(warps=4, tiles=6, stages=2, blocks=2)
-INPUT_GRADIENT = Tiling(warps=8, tiles=2, stages=1, blocks=3)
-WEIGHT_GRADIENT = Tiling(warps=3, tiles=8, stages=2, blocks=4)
-FIRST = Tiling(warps=9, tiles=2, blocks=3)
-FIRST_TWO = Tiling(warps=4, tiles=2, blocks=4, rows=3)
-FIRST_WEIGHT = Tiling(warps=6, blocks=2)
+INPUT_GRADIENT = Tiling(warps=4, tiles=4, stages=2, blocks=3, ahead=True)
+WEIGHT_GRADIENT = Tiling(warps=6, tiles=8, stages=2, blocks=2)
+FIRST = Tiling(warps=8, tiles=2, blocks=3, rows=6, ahead=True)
+FIRST_TWO = Tiling(warps=4, tiles=2, blocks=4, rows=3, ahead=True)
+FIRST_WEIGHT = Tiling(warps=9, blocks=2, rows=6, ahead=True)
 
 
 def _ceil(a: int, b: int) -> int:

@@ -1,0 +1,59 @@
+"""The demo, short: both agents train, the table is honest, the page opens in a browser."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from chromium import Browser, find_chromium
+from drq.training.folder import RunFolder
+from runs import drq
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("demo")
+    done = drq("demo", "--steps", "510", "--dir", str(folder))
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def test_the_table_says_what_the_runs_say(finished: tuple[Path, str]) -> None:
+    folder, printed = finished
+    numbers = dict(re.findall(r"^(\w[\w ]*?) +(-?[\d.]+) +-?\d+%$", printed, flags=re.M))
+    assert set(numbers) == {"random policy", "perfect policy", "DrQ", "no augmentation"}
+    for label, name in (("DrQ", "drq"), ("no augmentation", "no-augmentation")):
+        last = RunFolder(folder / name).evaluations()[-1]
+        assert last["env_step"] == 510
+        assert float(numbers[label]) == pytest.approx(last["return_mean"], abs=0.051)
+
+
+def test_again_it_shows_what_is_there(finished: tuple[Path, str]) -> None:
+    folder, printed = finished
+    before = (folder / "drq" / "eval.csv").read_bytes()
+    again = drq("demo", "--steps", "510", "--dir", str(folder))
+    assert again.stdout.splitlines()[-6:] == printed.splitlines()[-6:]
+    assert (folder / "drq" / "eval.csv").read_bytes() == before
+
+
+@pytest.mark.skipif(find_chromium() is None, reason="no Chromium on this machine to draw the page")
+def test_the_page_in_a_browser(finished: tuple[Path, str]) -> None:
+    executable = find_chromium()
+    assert executable is not None
+    with Browser(executable) as browser:
+        browser.open(finished[0] / "demo.html")
+        assert browser.problems == []
+        assert browser.run("document.querySelectorAll('video').length") == 2
+        assert browser.run("document.querySelector('img').naturalWidth") > 400
+        assert browser.run("document.querySelectorAll('tbody tr').length") == 4
+
+
+def test_a_failure_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "drq").mkdir()
+    (tmp_path / "drq" / "thesis.tex").write_text("important")
+    done = drq("demo", "--steps", "510", "--dir", str(tmp_path))
+    assert done.returncode == 2
+    assert "has something in it and is no run folder" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,142 @@
+"""What the README and the docs tell a reader to type does what they say."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import drq
+from drq import cli
+from drq.config import TrainConfig
+from drq.experiments.suites import SUITES
+from drq.presets import PRESETS
+from runs import small
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def commands(name: str) -> list[str]:
+    """Every `drq ...` line of every document's code blocks and tables, without comments."""
+    found = []
+    for document in DOCUMENTS:
+        text = document.read_text()
+        for block in re.findall(r"```(?:\w*)\n(.*?)```", text, flags=re.S):
+            found += block.splitlines()
+        found += re.findall(r"`(drq [^`\n]*)`", text)
+    lines = [line.split("#")[0].strip() for line in found]
+    return sorted({line for line in lines if line.startswith(f"drq {name} ") and "..." not in line and "<" not in line})
+
+
+@pytest.mark.parametrize("command", commands("train"))
+def test_train_commands_describe_a_run(command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Parsed for real; only the hours of training are left out."""
+    trained: list[TrainConfig] = []
+    monkeypatch.setattr("drq.training.loop.train", trained.append)
+    if "my_module" in command:
+        (tmp_path / "my_module.py").write_text(
+            "import gymnasium as gym\nfrom gymnasium.envs.classic_control import PendulumEnv\n"
+            "for name in ('MyRobot-v0', 'MyEnv-v0'):\n"
+            "    if name not in gym.registry:\n        gym.register(name, PendulumEnv)\n"
+            "class Darken:\n    columns = 1\n"
+        )
+        monkeypatch.chdir(tmp_path)
+    arguments = [word for word in shlex.split(command)[2:] if not word.startswith("[")]
+    if arguments[-1] == "--help":
+        with pytest.raises(SystemExit):
+            cli.main(["train", *arguments])
+        return
+    cli.main(["train", *arguments])
+    (config,) = trained
+    assert config.task == arguments[0]
+
+
+def test_there_are_commands_to_test() -> None:
+    assert len(commands("train")) >= 6
+    assert "drq train dmc/walker-walk --preset planet --seed 1 --steps 100_000 --dir runs/walker" in commands("train")
+
+
+@pytest.mark.parametrize("command", [c for c in commands("suite") if c.startswith("drq suite run ")])
+def test_suite_commands_plan_their_runs(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = shlex.split(command)[1:]
+    if words[2].endswith(".toml"):
+        pytest.skip("a file of the reader's own: tests/test_suites.py has them")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([*words, *([] if "--dry-run" in words else ["--dry-run"])])
+    assert stopped.value.code == 0
+    assert "runs" in capsys.readouterr().out
+
+
+def test_every_suite_and_preset_is_documented() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for suite in SUITES:
+        assert f"drq suite run {suite.name if hasattr(suite, 'name') else suite}`" in readme
+    configuration = (ROOT / "docs" / "configuration.md").read_text()
+    for preset in PRESETS:
+        assert f"| {preset} |" in configuration
+
+
+def test_eval_and_report_of_the_readme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    drq.train(small(tmp_path / "runs" / "walker"), quiet=True)
+    readme = (ROOT / "README.md").read_text()
+    for command in ("drq eval runs/walker --episodes 10 --video walker.mp4", "drq report runs --out report.html"):
+        assert command in readme
+        cli.main(shlex.split(command)[1:])
+    assert "over 10 episodes" in capsys.readouterr().out
+    assert (tmp_path / "walker.mp4").stat().st_size > 1000
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+def test_the_picture_of_the_readme_is_made_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "drq report docs/results/planet-100k-h200.csv --format png" in (ROOT / "README.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    cli.main(["report", str(ROOT / "docs/results/planet-100k-h200.csv"), "--format", "png"])
+    assert (tmp_path / "report.png").stat().st_size > 10_000
+
+
+def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    monkeypatch.setattr(drq, "preset", lambda name, task: small(tmp_path / "run", task), raising=False)
+    names: dict[str, object] = {"image": np.zeros((24, 24, 3), np.uint8)}
+    exec(block, names)
+    action = names["action"]
+    assert isinstance(action, np.ndarray)
+    assert action.shape == (2,)
+
+
+def test_the_python_of_the_configuration_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/configuration.md").read_text(), flags=re.S)
+    trained: list[TrainConfig] = []
+    monkeypatch.setattr(drq, "train", trained.append, raising=False)
+    exec(block, {})
+    assert dataclasses.asdict(trained[0].agent)["k"] == 1
+    assert trained[0].seed == 2
+
+
+def test_links_lead_somewhere() -> None:
+    for document in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+            assert "://" in target or (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_the_augmentation_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = re.findall(r"```python\n# my_module.py\n(.*?)```", (ROOT / "docs/extending.md").read_text(), flags=re.S)
+    (tmp_path / "darkening.py").write_text(block)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import torch
+
+    f = drq.augmentation("shift+darkening:Darken")
+    images = torch.randint(0, 256, (5, 9, 24, 24), dtype=torch.uint8)
+    nu = f.sample(5, (24, 24), torch.Generator().manual_seed(0))
+    assert f(images, nu).mean() < images.float().mean()
