@@ -150,6 +150,13 @@ def test_train_eval_and_the_run_folder(tmp_path: Path) -> None:
     assert (tmp_path / "play.mp4").stat().st_size > 1000
 
 
+def test_a_gpu_preset_on_a_cpu_names_the_one_that_fits(tmp_path: Path) -> None:
+    flags = [flag.replace("cpu", "planet") if flag == "cpu" else flag for flag in FLAGS[:2]] + FLAGS[2:]
+    done = drq("train", "toy/reach", "--dir", str(tmp_path / "run"), *flags)
+    assert done.returncode == 0, done.stderr
+    assert "The preset 'planet' is made for a GPU; --preset cpu is the one for this machine." in done.stderr
+
+
 def test_your_own_environment(tmp_path: Path) -> None:
     """gym/<id> registered by a module of the user's, in the folder they stand in."""
     (tmp_path / "my_envs.py").write_text(

@@ -164,7 +164,7 @@ def _curves(contestants: list[Contestant], random: float, perfect: float) -> str
         axes.plot(steps, means, label=each.label, color=colour, linewidth=2)
     for name, value in (("random policy", random), ("perfect policy", perfect)):
         axes.axhline(value, color="#777777", linestyle=":", linewidth=1)
-        axes.annotate(name, (0, value), xycoords=axes.get_yaxis_transform(), textcoords="offset points", xytext=(4, 4), fontsize=8, color="#777777")
+        axes.text(0.01, value + 0.6, name, transform=axes.get_yaxis_transform(), fontsize=8, color="#777777")
     axes.set_xlabel("env steps")
     axes.set_ylabel("return")
     axes.legend(frameon=False)

@@ -36,7 +36,11 @@ from drq.training.seeds import Purpose, random_action, seed_for
 from drq.training.video import NO_FFMPEG, ffmpeg_available
 
 PROBE_UPDATES = 20
-"""Updates after which the expected time is told. The first ones compile and are left out."""
+PROBE_SECONDS = 15.0
+"""The expected time is told after so many updates, or so long. The first update compiles and is left out."""
+
+GPU_PRESETS = ("planet", "dreamer", "ablation")
+"""Presets that a CPU needs days for."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,10 @@ class Trainer:
         if self.config.eval.video and not self.videos:
             self.progress.say(f"No videos will be recorded. {NO_FFMPEG}")
 
+        if self.device.type == "cpu" and self.spec.pixels and self.config.preset in GPU_PRESETS:
+            self.progress.say(
+                f"The preset {self.config.preset!r} is made for a GPU; --preset cpu is the one for this machine."
+            )
         self.learner = self._make_learner()
         self.folder.open(self.config, self.spec, self.label)
         self.checkpoints = Checkpoints(self.folder.checkpoint)
@@ -201,11 +209,14 @@ class Trainer:
         owed = False
         """A checkpoint is due and not yet made."""
         first_update: tuple[float, int] | None = None
+        told = False
         while True:
-            owed = (owed or self.due(config.checkpoint_every)) and not checkpointed
+            due = self.due(config.checkpoint_every) and not checkpointed
             checkpointed = False
-            self._collect_evaluations(wait=self._stop_requested)
-            # An evaluation under way belongs to an earlier step: a checkpoint waits until its row is in the file.
+            # An evaluation under way belongs to an earlier step: a checkpoint waits until its row is in the file,
+            # and training waits for both when the next checkpoint is due already.
+            self._collect_evaluations(wait=self._stop_requested or (due and owed))
+            owed = owed or due
             if (owed and not self.evaluations.under_way) or self._stop_requested:
                 self._checkpoint()
                 owed = False
@@ -254,10 +265,12 @@ class Trainer:
 
             done = self.agent_step * self.steps_per_agent_step
             self.progress.show(done, self.last_return, time.perf_counter() - self._began)
-            if learning and learner.updates == PROBE_UPDATES // 2:
-                first_update = time.perf_counter(), done
-            if first_update and learner.updates == PROBE_UPDATES:
-                self._say_expected_time(*first_update, done)
+            if learning and not told:
+                now = time.perf_counter()
+                first_update = first_update or (now, done)
+                if learner.updates >= PROBE_UPDATES or now - first_update[0] > PROBE_SECONDS:
+                    self._say_expected_time(*first_update, done)
+                    told = True
 
     def _update(self) -> None:
         for _ in range(self.config.agent.updates_per_step):
@@ -394,10 +407,6 @@ class Trainer:
             f"Expected: about {duration(left)} for the remaining {self.config.steps - done:,} {self.unit} "
             "on this machine, evaluations not counted."
         )
-        if self.device.type == "cpu" and left > 3600 and self.config.preset not in ("cpu", "state"):
-            self.progress.say(
-                f"The preset {self.config.preset!r} is made for a GPU; --preset cpu is the one for this machine."
-            )
 
 
 def _device_name(device: torch.device) -> str:
