@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Literal
 
 import torch
@@ -77,6 +78,10 @@ class PixelEncoder(nn.Module):
 
     def __init__(self, name: str, observation_shape: tuple[int, ...]) -> None:
         super().__init__()
+        if name not in ENCODERS:
+            near = get_close_matches(name, ENCODERS, n=1)
+            meant = f" Did you mean {near[0]!r}?" if near else ""
+            raise UserError(f"There is no encoder {name!r}.{meant} Choose from {', '.join(ENCODERS)}.")
         channels, height, width = observation_shape
         self.name = name
         self.layers = ENCODERS[name](channels)

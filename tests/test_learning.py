@@ -1,0 +1,75 @@
+"""An agent that must learn a toy task from pixels, and the same agent that must not when its reward is taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import drq
+from drq import envs
+from drq.config import EnvConfig, EvalConfig, ReplayConfig, SACConfig, TrainConfig
+from drq.envs.protocol import Action, Environment, Step
+from drq.training import loop
+
+AGENT_STEPS = 2_500
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def small(folder: Path) -> TrainConfig:
+    """DrQ with K = M = 2, made small: about half a minute on one core."""
+    return replace(
+        drq.preset("cpu", "toy/reach"),
+        dir=str(folder),
+        steps=AGENT_STEPS,
+        agent=SACConfig(
+            batch_size=32, hidden_dim=128, encoder="d4pg", pad=2, discount=0.9, seed_steps=300
+        ),
+        env=EnvConfig(image_size=24, frame_stack=1),  # nothing in this task moves by itself
+        replay=ReplayConfig(capacity=AGENT_STEPS),
+        eval=EvalConfig(every=0, episodes=20, video=False),
+    )
+
+
+def share_closed(config: TrainConfig) -> float:
+    """How much of the distance from random to perfect play the trained agent has closed."""
+    result = drq.train(config, quiet=True)
+    spec = envs.make(config.task, config.env, 1).spec
+    assert spec.random_return is not None
+    assert spec.perfect_return is not None
+    assert [row["agent_step"] for row in result.evaluations] == [AGENT_STEPS]
+    return (result.final_return - spec.random_return) / (spec.perfect_return - spec.random_return)
+
+
+def test_learns_to_reach(tmp_path: Path) -> None:
+    assert share_closed(small(tmp_path)) > 0.6
+
+
+class WithoutReward:
+    """An environment whose agent never sees a reward; its score still counts in what is reported."""
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def step(self, action: Action) -> Step:
+        return self._env.step(action)._replace(reward=0.0)
+
+
+def test_does_not_learn_without_its_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_env = loop.make_env
+    monkeypatch.setattr(loop, "make_env", lambda config: WithoutReward(make_env(config)))
+    assert -0.3 < share_closed(small(tmp_path)) < 0.3

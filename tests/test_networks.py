@@ -1,0 +1,297 @@
+"""Encoders and heads: sizes, parameter counts, initial values, and the policy's density."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
+
+from drq.errors import UserError
+from drq.networks.encoders import ENCODERS, PixelEncoder, StateEncoder, make_encoder
+from drq.networks.heads import Actor, Policy, Trunk, TwinCritic
+
+PARAMETERS = {"sac-ae": 1_990_518, "nature": 245_174, "dreamer": 808_566, "impala": 292_214, "d4pg": 2_445_622}
+"""Convolutions and trunk to 50 features on 9 x 84 x 84."""
+
+LAYERS = {
+    "sac-ae": [(32, 3, 2), (32, 3, 1), (32, 3, 1), (32, 3, 1)],
+    "nature": [(32, 8, 4), (64, 4, 2), (64, 3, 1)],
+    "dreamer": [(32, 4, 2), (64, 4, 2), (128, 4, 2), (256, 4, 2)],
+    "d4pg": [(32, 3, 2), (32, 3, 1)],
+}
+"""(output channels, kernel, stride), as the publications of these encoders give them."""
+
+TOO_SMALL = {"sac-ae": 14, "nature": 35, "dreamer": 45, "d4pg": 6}
+"""The largest image each cannot work on."""
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def count(*modules: nn.Module) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
+
+def random_images(shape: tuple[int, ...], batch: int = 2) -> Tensor:
+    g = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (batch, *shape), generator=g, dtype=torch.uint8)
+
+
+def pixel_by_pixel(convolved: Tensor) -> Tensor:
+    """Feature vectors in the order of the package: all channels of the first pixel, then of the next in its row."""
+    pixels = [convolved[:, :, y, x] for y in range(convolved.shape[2]) for x in range(convolved.shape[3])]
+    return torch.cat(pixels, dim=1)
+
+
+# Encoders.
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameter_counts_at_the_papers_size(name: str) -> None:
+    encoder = PixelEncoder(name, (9, 84, 84))
+    assert count(encoder, Trunk(encoder, 50)) == PARAMETERS[name]
+
+
+def test_the_five_span_the_papers_range() -> None:
+    """The paper: from 220k to 2.4M parameters."""
+    assert set(PARAMETERS) == set(ENCODERS)
+    assert 220_000 < min(PARAMETERS.values()) < 250_000
+    assert 2_400_000 < max(PARAMETERS.values()) < 2_450_000
+
+
+@pytest.mark.parametrize("shape", [(9, 84, 84), (4, 84, 84), (1, 64, 64), (9, 48, 48), (12, 100, 76), (3, 51, 87)])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_any_size_and_number_of_channels(name: str, shape: tuple[int, int, int]) -> None:
+    encoder = make_encoder(name, shape)  # type: ignore[arg-type]
+    features = encoder(random_images(shape))
+    _, *sides = shape
+    if name == "impala":
+        channels = 32
+        sides = [math.ceil(side / 8) for side in sides]  # halved three times
+    else:
+        channels = LAYERS[name][-1][0]
+        for _, kernel, stride in LAYERS[name]:
+            sides = [(side - kernel) // stride + 1 for side in sides]
+    assert features.shape == (2, channels * sides[0] * sides[1]) == (2, encoder.output_size)
+    assert features.dtype == torch.float32
+    assert (features >= 0).all()  # a ReLU comes last
+    assert (features > 0).any()
+
+
+def test_the_papers_encoder_layer_by_layer() -> None:
+    encoder = PixelEncoder("sac-ae", (9, 84, 84))
+    weights = list(encoder.parameters())
+    images = random_images((9, 84, 84))
+    x = images.double() / 255
+    for weight, bias, stride in zip(weights[0::2], weights[1::2], (2, 1, 1, 1), strict=True):
+        x = F.conv2d(x, weight.double(), bias.double(), stride).clamp(min=0)
+    torch.testing.assert_close(encoder(images).double(), pixel_by_pixel(x), rtol=1e-4, atol=1e-5)
+
+
+def test_impala_block_by_block() -> None:
+    encoder = PixelEncoder("impala", (3, 33, 40))
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.add_(0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    images = random_images((3, 33, 40))
+    state = iter(parameter.double() for parameter in encoder.parameters())
+
+    def convolve(x: Tensor) -> Tensor:
+        return F.conv2d(x, next(state), next(state), padding=1)
+
+    x = images.double() / 255
+    for _ in range(3):
+        x = F.max_pool2d(convolve(x), 3, 2, 1)
+        for _ in range(2):
+            x = x + convolve(convolve(x.relu()).relu())
+    torch.testing.assert_close(encoder(images).double(), pixel_by_pixel(x.relu()), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_initial_weights_are_orthogonal_with_a_gain_of_root_two(name: str) -> None:
+    encoder = PixelEncoder(name, (9, 84, 84))
+    convolutions = [part for part in encoder.modules() if isinstance(part, nn.Conv2d)]
+    assert len(convolutions) == (15 if name == "impala" else len(LAYERS[name]))
+    for convolution in convolutions:
+        assert_orthogonal(convolution.weight.flatten(1), gain=math.sqrt(2))
+        assert convolution.bias is not None
+        assert not convolution.bias.any()
+
+
+def assert_orthogonal(weight: Tensor, gain: float) -> None:
+    weight = weight.detach().double()
+    if weight.shape[0] > weight.shape[1]:
+        weight = weight.T
+    expected = gain**2 * torch.eye(weight.shape[0], dtype=torch.float64)
+    torch.testing.assert_close(weight @ weight.T, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "size"), TOO_SMALL.items())
+def test_an_image_too_small_is_refused_with_the_remedy(name: str, size: int) -> None:
+    PixelEncoder(name, (9, size + 1, size + 1))
+    with pytest.raises(UserError) as raised:
+        PixelEncoder(name, (9, size, size))
+    assert str(raised.value) == (
+        f"The encoder {name!r} cannot work on images of {size}x{size}: "
+        "choose larger images (--env.image-size) or another encoder (--agent.encoder)."
+    )
+
+
+@pytest.mark.parametrize(("name", "meant"), [("impalla", " Did you mean 'impala'?"), ("resnet", "")])
+def test_a_wrong_encoder(name: str, meant: str) -> None:
+    with pytest.raises(UserError) as raised:
+        make_encoder(name, (9, 84, 84))  # type: ignore[arg-type]
+    assert str(raised.value) == (
+        f"There is no encoder {name!r}.{meant} Choose from sac-ae, nature, dreamer, impala, d4pg."
+    )
+
+
+def test_states_are_their_own_features() -> None:
+    encoder = make_encoder("sac-ae", (17,))
+    assert isinstance(encoder, StateEncoder)
+    states = torch.randn(3, 17, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(Trunk(encoder, 50)(encoder(states)), states)
+    assert count(encoder, Trunk(encoder, 50)) == 0
+    # Linear layers alone: 17 to 1024 to 1024 to mean and deviation of 6 actions.
+    actor = Actor(encoder, 50, 1024, 6, (-10, 2))
+    assert count(actor) == 17 * 1024 + 1024 + 1024 * 1024 + 1024 + 1024 * 12 + 12
+
+
+# Heads.
+
+
+def heads(action_size: int = 6, hidden: int = 1024) -> tuple[PixelEncoder, Actor, TwinCritic]:
+    encoder = PixelEncoder("sac-ae", (9, 84, 84))
+    actor = Actor(encoder, 50, hidden, action_size, (-10.0, 2.0))
+    return encoder, actor, TwinCritic(encoder, 50, hidden, action_size)
+
+
+def test_actor_and_critic_are_the_appendixs() -> None:
+    encoder, actor, critic = heads()
+    trunk = 39_200 * 50 + 50 + 2 * 50  # linear and LayerNorm
+    assert count(actor) == trunk + (50 * 1024 + 1024) + (1024 * 1024 + 1024) + (1024 * 12 + 12)
+    one_q = (56 * 1024 + 1024) + (1024 * 1024 + 1024) + (1024 + 1)
+    assert count(critic) == count(encoder) + trunk + 2 * one_q
+
+
+def test_heads_compute_what_the_appendix_says() -> None:
+    _, actor, critic = heads(action_size=2, hidden=32)
+    g = torch.Generator().manual_seed(3)
+    with torch.no_grad():  # away from the zero biases and unit scales of the start
+        for parameter in (*actor.parameters(), *critic.parameters()):
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=g))
+    convolved, action = torch.rand(4, 39_200, generator=g), torch.rand(4, 2, generator=g)
+
+    def features(trunk: Trunk) -> Tensor:
+        assert trunk.linear is not None
+        x = convolved.double() @ trunk.linear.weight.double().T + trunk.linear.bias.double()
+        x = (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+        return (x * trunk.norm.weight.double() + trunk.norm.bias.double()).tanh()
+
+    def three_layers(x: Tensor, mlp: nn.Sequential) -> Tensor:
+        for number in (0, 2, 4):
+            layer = mlp[number]
+            x = x @ layer.weight.double().T + layer.bias.double()
+            x = x.clamp(min=0) if number < 4 else x
+        return x
+
+    policy = actor(convolved)
+    mu, raw = three_layers(features(actor.trunk), actor.mlp).chunk(2, 1)
+    torch.testing.assert_close(policy.mu.double(), mu, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(policy.log_std.double(), -10 + 6 * (raw.tanh() + 1), rtol=1e-4, atol=1e-5)
+    joined = torch.cat([features(critic.trunk), action.double()], 1)
+    for q, mlp in zip(critic(convolved, action), (critic.q1, critic.q2), strict=True):
+        assert q.shape == (4,)
+        torch.testing.assert_close(q.double(), three_layers(joined, mlp)[:, 0], rtol=1e-4, atol=1e-5)
+
+
+def test_initial_linear_layers_are_orthogonal_with_unit_gain() -> None:
+    encoder, actor, critic = heads(hidden=128)
+    before = [parameter.clone() for parameter in encoder.parameters()]
+    linear = [part for head in (actor, critic) for part in head.modules() if isinstance(part, nn.Linear)]
+    assert len(linear) == 4 + 7
+    for layer in linear:
+        assert_orthogonal(layer.weight, gain=1.0)
+        assert not layer.bias.any()
+    assert not torch.equal(critic.q1[0].weight, critic.q2[0].weight)
+    # A critic made later on the same encoder leaves the convolutions as they were.
+    TwinCritic(encoder, 50, 128, 6)
+    for old, new in zip(before, encoder.parameters(), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_log_deviations_stay_within_their_bounds() -> None:
+    _, actor, _ = heads(action_size=3, hidden=16)
+    with torch.no_grad():
+        actor.mlp[4].weight.zero_()
+        actor.mlp[4].bias.copy_(torch.tensor([0.3, 0.0, -7.0, -1e6, 0.0, 1e6]))
+    policy = actor(torch.zeros(1, 39_200))
+    assert policy.log_std[0].tolist() == [-10.0, -4.0, 2.0]
+    torch.testing.assert_close(policy.mu[0], torch.tensor([0.3, 0.0, -7.0]))
+    torch.testing.assert_close(policy.mean_action()[0], torch.tensor([0.3, 0.0, -7.0]).tanh())
+
+
+def random_policy(dtype: torch.dtype) -> tuple[Policy, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    mu = 2 * torch.randn(500, 4, generator=g, dtype=dtype)
+    log_std = 12 * torch.rand(500, 4, generator=g, dtype=dtype) - 10
+    return Policy(mu, log_std), torch.randn(500, 4, generator=g, dtype=dtype)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 2e-4)])
+def test_log_probability_is_that_of_torchs_squashed_normal(dtype: torch.dtype, tolerance: float) -> None:
+    policy, noise = random_policy(dtype)
+    action, log_prob = policy.sample(noise)
+    squashed = TransformedDistribution(
+        Normal(policy.mu, policy.log_std.exp()), [TanhTransform(cache_size=1)], validate_args=False
+    )
+    before_tanh = policy.mu + policy.log_std.exp() * noise
+    theirs = squashed.transforms[0](before_tanh)  # so that the cache knows the inverse, which tanh forgets
+    assert torch.equal(action, theirs)
+    expected = Independent(squashed, 1, validate_args=False).log_prob(theirs)
+    torch.testing.assert_close(log_prob, expected, rtol=tolerance, atol=tolerance)
+    assert log_prob.shape == (500,)
+
+
+def test_the_density_integrates_to_one() -> None:
+    """Over actions, which is where the squashing's share of the log-probability matters."""
+    noise = torch.linspace(-9, 9, 20_001, dtype=torch.float64)[:, None]
+    for mu, log_std in [(0.0, -1.0), (0.7, 0.0), (-1.0, 0.5)]:
+        policy = Policy(torch.full_like(noise, mu), torch.full_like(noise, log_std))
+        action, log_prob = policy.sample(noise)
+        assert float(torch.trapezoid(log_prob.exp(), action[:, 0])) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_far_out_actions_have_finite_probabilities_and_gradients() -> None:
+    mu = torch.tensor([[60.0], [-60.0], [0.0]], requires_grad=True)
+    _, log_prob = Policy(mu, torch.zeros(3, 1)).sample(torch.zeros(3, 1))
+    (gradient,) = torch.autograd.grad(log_prob.sum(), [mu])
+    # log(1 - tanh(x)^2) is 2 (log 2 - |x|) far out, so the log-probability grows by 2 for every unit.
+    normal = -0.5 * math.log(2 * math.pi)
+    far = normal - 2 * (math.log(2) - 60)
+    torch.testing.assert_close(log_prob.detach(), torch.tensor([far, far, normal]))
+    torch.testing.assert_close(gradient, torch.tensor([[2.0], [-2.0], [0.0]]))
+
+
+def test_the_mean_action_is_the_sample_without_noise() -> None:
+    policy, noise = random_policy(torch.float32)
+    assert torch.equal(policy.sample(torch.zeros_like(noise))[0], policy.mean_action())
+
+
+def test_what_leaves_the_heads_is_float32_whatever_the_layers_compute_in() -> None:
+    encoder, actor, critic = heads(hidden=32)
+    images = random_images((9, 84, 84))
+    exact = actor(encoder(images)).mu
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        convolved = encoder(images)
+        policy = actor(convolved)
+        action, log_prob = policy.sample(torch.zeros(2, 6))
+        values = critic(convolved, action)
+    assert {part.dtype for part in (*policy, action, log_prob, *values)} == {torch.float32}
+    assert not torch.equal(policy.mu, exact)  # it did compute in another precision

@@ -1,0 +1,336 @@
+"""The replay memory, one-step returns, against one that keeps every transition whole in a list."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from drq.envs.protocol import EnvSpec
+from drq.presets import PLANET_ACTION_REPEAT
+from drq.replay import Batch, Replay
+
+CPU = torch.device("cpu")
+GAMMA = 0.99
+SPEC = EnvSpec("toy/lists", (2, 3, 4), 3, "continuous", 2, 1, None)
+PIXELS = EnvSpec("dmc/any", (3, 84, 84), 3, "continuous", 6, 2, 500)
+
+Transition = tuple[np.ndarray, np.ndarray, float, float, np.ndarray]
+"""(s, a, r, γ or 0, s')"""
+
+
+def picture(number: int, spec: EnvSpec = SPEC) -> np.ndarray:
+    """A frame that can be told from all others."""
+    return np.random.default_rng(number).integers(0, 256, spec.frame_shape, dtype=np.uint8)
+
+
+@dataclass
+class Lists:
+    """Whole stacks, nothing shared, nothing forgotten."""
+
+    stack: int
+    transitions: list[Transition] = field(default_factory=list)
+    oldest_frame: list[int] = field(default_factory=list)
+    """Number of the oldest frame that each transition shows."""
+    frames: int = 0
+    episode: list[np.ndarray] = field(default_factory=list)
+
+    def observation(self) -> np.ndarray:
+        shown = self.episode[-self.stack :]
+        return np.concatenate([self.episode[0]] * (self.stack - len(shown)) + shown)
+
+    def begin(self, frame: np.ndarray) -> None:
+        self.episode = [frame]
+        self.frames += 1
+
+    def add(self, action: np.ndarray, reward: float, discount: float, done: bool, frame: np.ndarray) -> None:
+        before = self.observation()
+        self.oldest_frame.append(self.frames - min(len(self.episode), self.stack))
+        self.episode.append(frame)
+        self.frames += 1
+        self.transitions.append((before, action, reward, GAMMA * discount, self.observation()))
+
+    def kept(self, capacity: int, frame_capacity: int) -> list[Transition]:
+        """The newest that fit, and no more than have all of their frames."""
+        oldest = max(len(self.transitions) - capacity, 0)
+        while oldest < len(self.transitions) and self.oldest_frame[oldest] < self.frames - frame_capacity:
+            oldest += 1
+        return self.transitions[oldest:]
+
+
+class Play:
+    """Random episodes, written to any number of memories alike."""
+
+    def __init__(self, seed: int, longest: int, spec: EnvSpec = SPEC) -> None:
+        self.random = random.Random(seed)
+        self.numpy = np.random.default_rng(seed)
+        self.longest, self.spec = longest, spec
+        self.left = 0
+        self.frames = 0
+
+    def frame(self) -> np.ndarray:
+        self.frames += 1
+        return picture(self.frames, self.spec)
+
+    def step(self, *memories: Any) -> None:
+        if self.left == 0:
+            self.left = self.random.randint(1, self.longest)
+            first = self.frame()
+            for memory in memories:
+                memory.begin(first)
+            if self.random.random() < 0.2:
+                return  # so that some checks fall between a reset and the first action
+        self.left -= 1
+        done = self.left == 0
+        terminated = done and self.random.random() < 0.5
+        action = self.numpy.uniform(-1, 1, self.spec.action_size).astype(np.float32)
+        step = action, self.random.uniform(-1, 1), 0.0 if terminated else 1.0, done, self.frame()
+        for memory in memories:
+            memory.add(*step)
+
+
+def all_kept(replay: Replay) -> Batch:
+    """What sampling can give, the oldest first."""
+    oldest, count = replay.window.tolist()
+    return replay.gather((oldest + torch.arange(count)) % replay.capacity)
+
+
+def assert_holds(replay: Replay, expected: list[Transition]) -> None:
+    assert len(replay) == replay.sampleable == len(expected)
+    if not expected:
+        return
+    batch = all_kept(replay)
+    obs, action, reward, discount, next_obs = (np.stack(column) for column in zip(*expected, strict=True))
+    np.testing.assert_array_equal(batch.obs.tensor().numpy(), obs)
+    np.testing.assert_array_equal(batch.action.numpy(), action)
+    np.testing.assert_array_equal(batch.reward.numpy(), reward.astype(np.float32))
+    np.testing.assert_allclose(batch.discount.numpy(), discount, rtol=1e-6)
+    np.testing.assert_array_equal(batch.next_obs.tensor().numpy(), next_obs)
+
+
+# What comes back is what was put in.
+
+
+@pytest.mark.parametrize("stack", [1, 3, 4])
+@pytest.mark.parametrize(("capacity", "longest"), [(50, 20), (37, 60), (200, 30)])
+def test_every_transition_comes_back(stack: int, capacity: int, longest: int) -> None:
+    spec = replace(SPEC, frame_stack=stack)
+    replay, lists, play = Replay(spec, capacity, discount=GAMMA, device=CPU), Lists(stack), Play(1, longest)
+    for _ in range(4 * capacity):
+        play.step(replay, lists)
+        assert_holds(replay, lists.kept(capacity, replay.frame_capacity))
+    assert replay.transitions_added > 3 * capacity
+    np.testing.assert_array_equal(replay.newest_observation(), lists.observation())
+
+
+@pytest.mark.parametrize("limit", [None, 1, 2, 3])
+def test_very_short_episodes_cost_room_and_never_truth(limit: int | None) -> None:
+    """One last frame for every one to three transitions: more than the ring was sized for."""
+    spec = replace(SPEC, max_episode_agent_steps=limit)
+    replay, lists, play = Replay(spec, 64, discount=GAMMA, device=CPU), Lists(3), Play(2, limit or 3)
+    fewest = 64
+    for step in range(500):
+        play.step(replay, lists)
+        assert_holds(replay, lists.kept(64, replay.frame_capacity))
+        if step > 200:
+            fewest = min(fewest, len(replay))
+    assert 30 <= fewest < 64
+
+
+def test_the_first_frame_is_repeated_and_the_last_one_kept() -> None:
+    frames = [np.full((1, 1, 1), number, dtype=np.uint8) for number in range(10)]
+    spec = replace(SPEC, frame_shape=(1, 1, 1))
+    replay = Replay(spec, 20, device=CPU)
+    replay.begin(frames[0])
+    for number in range(1, 5):
+        replay.add(np.zeros(2, np.float32), 0.0, 1.0, number == 4, frames[number])
+    replay.begin(frames[7])
+    replay.add(np.zeros(2, np.float32), 0.0, 1.0, False, frames[8])
+    batch = all_kept(replay)
+    assert batch.obs.tensor()[:, :, 0, 0].tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3], [7, 7, 7]]
+    assert batch.next_obs.tensor()[:, :, 0, 0].tolist() == [[0, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4], [7, 7, 8]]
+
+
+@pytest.mark.parametrize("steps_before", [0, 13, 14, 15, 16, 29])
+def test_only_a_terminal_state_stops_the_bootstrap(steps_before: int) -> None:
+    """Wherever in the ring of 15 the ends of the two episodes fall."""
+    replay = Replay(SPEC, 15, discount=0.9, device=CPU)
+    play = Play(3, 1)
+    replay.begin(play.frame())
+    for _ in range(steps_before):
+        replay.add(np.zeros(2, np.float32), 0.0, 1.0, False, play.frame())
+    replay.add(np.zeros(2, np.float32), 1.0, 0.0, True, terminal := play.frame())
+    replay.begin(play.frame())
+    replay.add(np.zeros(2, np.float32), 2.0, 1.0, True, cut_off := play.frame())
+    replay.begin(play.frame())
+    replay.add(np.zeros(2, np.float32), 3.0, 1.0, False, play.frame())
+    batch = all_kept(replay)
+    assert batch.reward[-3:].tolist() == [1.0, 2.0, 3.0]
+    assert batch.discount[-3:].tolist() == pytest.approx([0.0, 0.9, 0.9])
+    newest_frames = batch.next_obs.tensor()[-3:, -2:].numpy()
+    np.testing.assert_array_equal(newest_frames[0], terminal)
+    np.testing.assert_array_equal(newest_frames[1], cut_off)
+
+
+def test_an_abandoned_episode_ends_as_at_a_time_limit() -> None:
+    """Begun again in the middle: no return reaches from one episode into the next."""
+    spec = replace(SPEC, frame_shape=(1, 1, 1))
+    frames = [np.full((1, 1, 1), number, dtype=np.uint8) for number in range(10)]
+    replay = Replay(spec, 20, n_step=3, discount=0.5, device=CPU)
+    replay.begin(frames[0])
+    replay.add(np.zeros(2, np.float32), 1.0, 1.0, False, frames[1])
+    replay.add(np.zeros(2, np.float32), 1.0, 1.0, False, frames[2])
+    replay.begin(frames[5])
+    for number in (6, 7, 8):
+        replay.add(np.zeros(2, np.float32), 100.0, 1.0, False, frames[number])
+    batch = all_kept(replay)
+    assert batch.reward.tolist() == [1.5, 1.0, 175.0]
+    assert batch.discount.tolist() == [0.25, 0.5, 0.125]
+    assert batch.next_obs.tensor()[:, -1, 0, 0].tolist() == [2, 2, 8]
+
+
+def test_discrete_actions_and_state_vectors() -> None:
+    spec = EnvSpec("toy/catch", (3,), 1, "discrete", 4, 1, 7)
+    replay = Replay(spec, 10, device=CPU)
+    states = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    replay.begin(states[0])
+    for number in range(3):
+        replay.add(3 - number, 0.0, 1.0, False, states[number + 1])
+    batch = all_kept(replay)
+    assert batch.action.dtype == torch.int64
+    assert batch.action.tolist() == [3, 2, 1]
+    np.testing.assert_array_equal(batch.obs.tensor().numpy(), states[:3])
+    np.testing.assert_array_equal(batch.next_obs.tensor().numpy(), states[1:])
+
+
+def test_what_is_given_is_copied() -> None:
+    replay = Replay(SPEC, 10, device=CPU)
+    first, second, action = picture(0), picture(1), np.ones(2, np.float32)
+    replay.begin(first)
+    replay.add(action, 1.0, 1.0, False, second)
+    first[...] = second[...] = 0
+    action[...] = 0
+    batch = all_kept(replay)
+    np.testing.assert_array_equal(batch.next_obs.tensor()[0, -2:].numpy(), picture(1))
+    np.testing.assert_array_equal(batch.obs.tensor()[0, -2:].numpy(), picture(0))
+    assert batch.action.tolist() == [[1.0, 1.0]]
+
+
+def test_nothing_is_added_before_an_episode() -> None:
+    replay = Replay(SPEC, 10, device=CPU)
+    with pytest.raises(RuntimeError, match="begin an episode"):
+        replay.add(np.zeros(2, np.float32), 0.0, 1.0, False, picture(0))
+    replay.begin(picture(0))
+    replay.add(np.zeros(2, np.float32), 0.0, 1.0, True, picture(1))
+    with pytest.raises(RuntimeError, match="begin an episode"):
+        replay.add(np.zeros(2, np.float32), 0.0, 1.0, False, picture(2))
+
+
+# Sampling.
+
+
+@pytest.mark.parametrize("steps", [5, 40, 137])
+def test_sampling_is_uniform_over_everything_kept(steps: int) -> None:
+    replay, play = Replay(SPEC, 40, device=CPU), Play(4, 6)
+    while replay.transitions_added < steps:
+        play.step(replay)
+    slots = replay.sample(40_000, Generator().manual_seed(0))
+    position = (slots - replay.window[0]) % replay.capacity
+    kept = len(replay)
+    counts = torch.bincount(position, minlength=40).double()
+    assert int(counts[:kept].min()) > 0
+    assert int(counts[kept:].sum()) == 0
+    each = 40_000 / kept
+    assert float(((counts[:kept] - each) ** 2 / each).sum()) < kept + 5 * (2 * kept) ** 0.5
+    assert torch.equal(slots, replay.sample(40_000, Generator().manual_seed(0)))
+
+
+# Saved and put back.
+
+
+class Saved:
+    """Parts as checkpoints keep them: what is new since the last, and what is still of use."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[int, int, dict[str, Tensor]]] = []
+
+    def save(self, replay: Replay) -> None:
+        transitions, frames = self.parts[-1][:2] if self.parts else (0, 0)
+        part = replay.written_since(transitions, frames)
+        assert len(part["rows"]) == min(replay.transitions_added - transitions, replay.capacity)
+        assert len(part["frames"]) == min(replay.frames_added - frames, replay.frame_capacity)
+        self.parts.append((replay.transitions_added, replay.frames_added, part))
+        self.parts = [
+            (transitions_end, frames_end, kept)
+            for transitions_end, frames_end, kept in self.parts
+            if transitions_end > replay.transitions_added - replay.capacity
+            or frames_end > replay.frames_added - replay.frame_capacity
+        ]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_restored_memory_goes_on_like_the_original(seed: int) -> None:
+    chance = random.Random(seed)
+    capacity, longest = chance.choice([20, 45, 90]), chance.choice([1, 2, 8, 40])
+    replay = Replay(SPEC, capacity, discount=GAMMA, device=CPU)
+    lists, play, saved = Lists(3), Play(seed, longest), Saved()
+    for _ in range(12):
+        for _ in range(chance.choice([0, 1, 3, 20, 2 * capacity])):
+            play.step(replay, lists)
+        saved.save(replay)
+        restored = Replay(SPEC, capacity, discount=GAMMA, device=CPU)
+        restored.restore(saved.parts, replay.counters())
+        assert restored.counters() == replay.counters()
+        assert_holds(restored, lists.kept(capacity, replay.frame_capacity))
+        if replay.frames_added and replay.age >= 0:
+            np.testing.assert_array_equal(restored.newest_observation(), replay.newest_observation())
+        # From here on the restored one is the one in use, as in a run that was interrupted.
+        for _ in range(chance.choice([1, 5, capacity])):
+            play.step(replay, restored, lists)
+            if not len(replay):
+                continue
+            one, other = Generator().manual_seed(1), Generator().manual_seed(1)
+            assert torch.equal(replay.sample(50, one), restored.sample(50, other))
+        assert restored.counters() == replay.counters()
+        assert_holds(restored, lists.kept(capacity, replay.frame_capacity))
+        replay = restored
+    assert replay.transitions_added > capacity
+
+
+# Memory.
+
+
+@pytest.mark.parametrize("limit", [*(1000 // repeat for repeat in PLANET_ACTION_REPEAT.values()), 1000, None])
+def test_a_hundred_thousand_transitions_fit_in_what_was_promised(limit: int | None) -> None:
+    spec = replace(PIXELS, max_episode_agent_steps=limit, action_size=38)  # the suite's longest action
+    assert 100_000 * 84 * 84 * 3 < Replay.bytes_needed(spec, 100_000) <= 2.3e9
+
+
+@pytest.mark.parametrize("spec", [PIXELS, SPEC, EnvSpec("toy/catch", (3,), 1, "discrete", 4, 1, 7)])
+def test_the_figure_told_beforehand_is_what_is_allocated(spec: EnvSpec) -> None:
+    def allocated(capacity: int) -> int:
+        tensors = [part for part in vars(Replay(spec, capacity, device=CPU)).values() if isinstance(part, Tensor)]
+        return sum(part.numel() * part.element_size() for part in tensors)
+
+    # Beside the rings there is a little that does not depend on the capacity.
+    assert allocated(700) - allocated(100) == Replay.bytes_needed(spec, 700) - Replay.bytes_needed(spec, 100)
+    replay = Replay(spec, 100, device=CPU)
+    rings = replay.frames.nbytes + replay.rows.nbytes + replay.places.nbytes
+    assert rings == Replay.bytes_needed(spec, 100)
+
+
+@pytest.mark.parametrize("agent_steps", [50, 125, 250, 500, 1000])
+def test_the_whole_capacity_is_used_for_episodes_of_the_length_promised(agent_steps: int) -> None:
+    spec = replace(SPEC, frame_shape=(1, 1, 1), max_episode_agent_steps=agent_steps)
+    replay = Replay(spec, 1_500, device=CPU)
+    action, frame = np.zeros(2, np.float32), np.zeros((1, 1, 1), np.uint8)
+    for agent_step in range(4_000):
+        if agent_step % agent_steps == 0:
+            replay.begin(frame)
+        replay.add(action, 0.0, 1.0, (agent_step + 1) % agent_steps == 0, frame)
+    assert len(replay) == 1_500
