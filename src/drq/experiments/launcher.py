@@ -18,10 +18,12 @@ from tyro.conf import Positional
 
 from drq.errors import UserError
 from drq.experiments.pools import Job, Jobs, LocalPool, Pool, plan_here
+from drq.experiments.probe import seconds_per_agent_step
 from drq.experiments.status import RunStatus, counts, read_status, seconds_left, table, unit, wide_console
 from drq.experiments.suite_folder import SuiteFolder
 from drq.experiments.suites import SUITES, Run, Suite, find_suite, slug
 from drq.experiments.worker import STOPPED
+from drq.presets import action_repeat_for
 from drq.training.folder import write_atomically
 from drq.training.progress import duration
 
@@ -114,9 +116,13 @@ def _print_plan(suite: Suite, folder: SuiteFolder, jobs: Sequence[Job], args: Su
     at_a_time = len(plan_here(args.jobs, left))
     expected = seconds_left(statuses, at_a_time)
     if expected is None:
+        per_agent_step = seconds_per_agent_step(left[0])
+        agent_steps = sum(
+            job.steps // (1 if job.task.startswith("atari/") else action_repeat_for(job)) for job in left
+        )
         print(
-            f"{at_a_time} at a time. Expected time: unknown until a run in {folder.path} has been under way for a "
-            "while; begin, then see the table, or this command again."
+            f"{at_a_time} at a time. Expected time: about {duration(agent_steps * per_agent_step / at_a_time)}, from a "
+            f"few updates of the first run, {per_agent_step * 1e3:.1f} ms each, timed now; evaluations not counted."
         )
     else:
         seconds, measured = expected
