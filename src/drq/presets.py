@@ -48,7 +48,10 @@ def ablation(task: str) -> TrainConfig:
 def state(task: str) -> TrainConfig:
     """The "SAC State" upper bound: as planet, from the simulator's state vector. The paper names no other settings."""
     return dataclasses.replace(
-        planet(task), preset="state", env=EnvConfig(observation="state", frame_stack=1)
+        planet(task),
+        preset="state",
+        agent=SACConfig(augmentation="none", k=1, m=1),  # there is no image to augment
+        env=EnvConfig(observation="state", frame_stack=1),
     )
 
 

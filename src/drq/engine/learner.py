@@ -75,6 +75,14 @@ class ActingGraph:
         return wait
 
 
+def lay_out(agent: Agent) -> None:
+    """Puts weights into the order in which tensor cores, and vectorised CPUs, read images without turning them.
+
+    Rounding depends on it: whatever acts with an agent's weights lays them out alike.
+    """
+    agent.modules.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
 def to_action(value: Any, spec: EnvSpec) -> Action:
     """An action as an environment takes it, from a row of an agent's output or of the replay."""
     if spec.action_kind == "discrete":
@@ -98,8 +106,7 @@ class Learner:
         self._metrics: Metrics = {}
         self.fused = engine.kernels and fuse(agent, replay)
         if not self.fused:
-            # The order in which tensor cores, and vectorised CPU convolutions, read images without turning them.
-            agent.modules.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            lay_out(agent)
         engine.apply_globally()
         if engine.compile:
             self._compile()

@@ -12,8 +12,8 @@ import safetensors.torch
 import torch
 
 from drq.agents import make_agent
+from drq.engine.learner import lay_out
 from drq.engine.settings import EngineSettings, choose_device
-from drq.envs.protocol import Environment
 from drq.errors import UserError
 from drq.training.evaluation_service import EvaluationHere, Request
 from drq.training.folder import config_from_json
@@ -27,14 +27,11 @@ def serve(pipe: Connection) -> None:
     engine = dataclasses.replace(EngineSettings.resolve(config.engine, device), compile=False)
     engine.apply_globally()
     torch.set_num_threads(1)
-
-    def new_env() -> Environment:
-        return make_env(config)
-
-    first = new_env()
+    first = make_env(config)
     agent = make_agent(first.spec, config.agent, device, seed=0)
+    lay_out(agent)
     first.close()
-    here = EvaluationHere(config, new_env, agent, engine)
+    here = EvaluationHere(config, agent, engine)
     while True:
         request = Request(**json.loads(pipe.recv_bytes()))
         agent.modules.load_state_dict(safetensors.torch.load(pipe.recv_bytes()))

@@ -11,15 +11,14 @@ from numpy.typing import NDArray
 
 from drq.agents import make_agent
 from drq.config import TrainConfig
-from drq.engine.learner import Actor, to_action
+from drq.engine.learner import Actor, lay_out, to_action
 from drq.engine.settings import EngineSettings, choose_device
 from drq.envs.protocol import Action, EnvSpec
 from drq.errors import UserError
 from drq.training.checkpoint import load_weights
 from drq.training.evaluate import Evaluation, Evaluator, FrameStack
-from drq.training.evaluation_service import SIDE_BY_SIDE
+from drq.training.evaluation_service import SIDE_BY_SIDE, make_group
 from drq.training.folder import config_from_json, read_description
-from drq.training.loop import make_env
 from drq.training.seeds import Purpose, seed_for
 from drq.training.video import save_video
 
@@ -36,6 +35,7 @@ class TrainedPolicy:
         self.device = choose_device("auto")
         self.engine = EngineSettings.resolve(config.engine, self.device)
         self.agent = make_agent(spec, config.agent, self.device, seed=0)
+        lay_out(self.agent)
         self.agent_step = load_weights(checkpoint, self.agent)
         self._actor = Actor(self.agent, spec, self.engine)
         self._generator = torch.Generator(self.device).manual_seed(0)
@@ -102,7 +102,7 @@ def evaluate(
     """
     policy = load(path)
     config = policy.config
-    evaluator = Evaluator(policy.agent, lambda: make_env(config), policy.engine, SIDE_BY_SIDE)
+    evaluator = Evaluator(policy.agent, lambda count: make_group(config, count), policy.engine, SIDE_BY_SIDE)
     try:
         played = evaluator.evaluate(
             seed_for(seed, Purpose.EVALUATION),
