@@ -108,7 +108,7 @@ def test_mistakes_are_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(UserError, match="from 0 to 5"):
         env.step(6)
     monkeypatch.setitem(sys.modules, "ale_py", None)
-    with pytest.raises(UserError, match=r"pip install 'drq\[atari\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[atari\]'"):
         atari.make_atari("pong", CONFIG)
 
 
