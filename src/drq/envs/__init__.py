@@ -6,6 +6,7 @@ Importing this package loads no simulator: each family's module is imported when
 from __future__ import annotations
 
 from drq.config import EnvConfig
+from drq.envs.group import EnvironmentGroup, ThreadedGroup
 from drq.envs.protocol import Action, Environment, EnvSpec, Frame, Step
 from drq.envs.tasks import FAMILIES, check_task, import_modules, task_names
 from drq.errors import UserError
@@ -15,11 +16,13 @@ __all__ = [
     "Action",
     "EnvSpec",
     "Environment",
+    "EnvironmentGroup",
     "Frame",
     "Step",
     "check_task",
     "import_modules",
     "make",
+    "make_group",
     "task_names",
 ]
 
@@ -48,6 +51,18 @@ def make(task: str, config: EnvConfig, action_repeat: int) -> Environment:
     from drq.envs.toy import make_toy
 
     return make_toy(name, config, action_repeat)
+
+
+def make_group(task: str, config: EnvConfig, action_repeat: int, count: int) -> EnvironmentGroup:
+    """So many environments of a task to play side by side. What each gives is what that of `make` gives."""
+    family, _, name = task.partition("/")
+    if family != "dmc":
+        return ThreadedGroup(lambda: make(task, config, action_repeat), count)
+    check_task(task)
+    _check_settings(config, action_repeat)
+    from drq.envs.dmc_group import make_dmc_group
+
+    return make_dmc_group(name, config, action_repeat, count)
 
 
 def _check_settings(config: EnvConfig, action_repeat: int) -> None:

@@ -10,6 +10,7 @@ Choices that change results:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,14 @@ from drq.envs.episode import (
     limit_env_steps,
 )
 from drq.envs.protocol import Action, EnvSpec, Frame
-from drq.envs.rendering import FAST_SHADOW_SIZE, Camera, mujoco_imports, require_rendering
+from drq.envs.rendering import FAST_SHADOW_SIZE, Camera, TiledCamera, mujoco_imports, require_rendering
 from drq.errors import UserError
 
 _ENV_STEPS_WITHOUT_LIMIT = 1000
 _MODEL_SEED = 0
 
 
-def make_dmc(name: str, config: EnvConfig, action_repeat: int) -> SteppedEnvironment:
+def make_dmc(name: str, config: EnvConfig, action_repeat: int) -> ControlSuiteEnvironment:
     """The task `<domain>-<task>`.
 
     Use the environment in one thread only: that of the first `reset`, where its OpenGL context is made.
@@ -40,7 +41,7 @@ def make_dmc(name: str, config: EnvConfig, action_repeat: int) -> SteppedEnviron
     if config.observation == "pixels":
         require_rendering()
     domain, task = name.split("-", 1)
-    simulator = _ControlSuite(domain, task, config)
+    simulator = ControlSuite(domain, task, config)
     limit = limit_env_steps(simulator.env_step_limit, config.max_episode_steps)
     spec = EnvSpec(
         task=f"dmc/{name}",
@@ -51,10 +52,18 @@ def make_dmc(name: str, config: EnvConfig, action_repeat: int) -> SteppedEnviron
         action_repeat=action_repeat,
         max_episode_agent_steps=limit_agent_steps(limit, action_repeat),
     )
-    return SteppedEnvironment(spec, simulator, limit)
+    return ControlSuiteEnvironment(spec, simulator, limit)
 
 
-class _ControlSuite:
+class ControlSuiteEnvironment(SteppedEnvironment):
+    """A task of the suite, with the simulator it plays."""
+
+    def __init__(self, spec: EnvSpec, simulator: ControlSuite, time_limit: int | None) -> None:
+        super().__init__(spec, simulator, time_limit)
+        self.simulator = simulator
+
+
+class ControlSuite:
     """One task of the suite as a `Simulator`."""
 
     def __init__(self, domain: str, task: str, config: EnvConfig) -> None:
@@ -83,14 +92,30 @@ class _ControlSuite:
         limit = self._env._step_limit  # the suite offers no public name for it
         return _ENV_STEPS_WITHOUT_LIMIT if math.isinf(limit) else math.ceil(limit)
 
+    @property
+    def model(self) -> Any:
+        """The mujoco.MjModel. A task may put another in its place when an episode begins."""
+        return self._physics.model.ptr
+
+    @property
+    def data(self) -> Any:
+        """The mujoco.MjData: the current state."""
+        return self._physics.data.ptr
+
+    @property
+    def has_terrain(self) -> bool:
+        """Whether there is terrain, which an OpenGL context keeps (in quadruped-escape every episode has its own)."""
+        with mujoco_imports():
+            from mujoco import mjtGeom
+        return int(mjtGeom.mjGEOM_HFIELD) in self._physics.model.geom_type
+
     def begin(self, seed: int) -> None:
         # All that an episode draws comes from this generator. With the same seed it is dm_control's own first
         # episode of suite.load(..., task_kwargs={"random": seed}).
         self._env.task._random = np.random.RandomState(seed % 2**32)
         self._observation = self._env.reset().observation
-        # Terrain is uploaded when a context is made (quadruped-escape has a new one in every episode).
-        if self._physics.model.nhfield:
-            self.close()
+        if self.has_terrain:
+            self.close()  # the context of the last episode has the last episode's
 
     def advance(self, action: Action) -> EnvStep:
         assert isinstance(action, np.ndarray)
@@ -103,12 +128,16 @@ class _ControlSuite:
         if not self._pixels:
             return np.concatenate([np.ravel(part) for part in self._observation.values()], dtype=np.float32)
         self._eye = self._current(self._eye, self._size)
-        return np.ascontiguousarray(self._eye.draw(self._physics.data.ptr).transpose(2, 0, 1))
+        return to_frame(self._eye.draw(self.data))
 
     def picture(self) -> NDArray[np.uint8]:
         # A camera of its own, so that the buffer of observations stays small.
         self._video = self._current(self._video, VIDEO_SIZE)
-        return self._video.draw(self._physics.data.ptr)
+        return self._video.draw(self.data)
+
+    def tiled_camera(self, models: Sequence[Any]) -> TiledCamera:
+        """A camera that draws models of this task as `frame` does."""
+        return TiledCamera(models, self._size, self._camera_id, self._shadow_size)
 
     def close(self) -> None:
         for camera in (self._eye, self._video):
@@ -118,12 +147,11 @@ class _ControlSuite:
 
     def _current(self, camera: Camera | None, size: int) -> Camera:
         """The camera, made anew where there is none yet or the task has rebuilt its model."""
-        model = self._physics.model.ptr
-        if camera is not None and camera.model is model:
+        if camera is not None and camera.model is self.model:
             return camera
         if camera is not None:
             camera.close()
-        return Camera(model, size, self._camera_id, self._shadow_size)
+        return Camera(self.model, size, self._camera_id, self._shadow_size)
 
     def _checked_camera(self, camera: int | None, domain: str) -> int:
         if camera is None:
@@ -132,6 +160,11 @@ class _ControlSuite:
         if not 0 <= camera < cameras:
             raise UserError(f"{domain} has no camera {camera}: set --env.camera to 0 to {cameras - 1}.")
         return camera
+
+
+def to_frame(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """An image (height, width, channels) as a frame (channels, height, width)."""
+    return np.ascontiguousarray(image.transpose(2, 0, 1))
 
 
 def _without_own_contexts(physics: Any) -> None:

@@ -26,6 +26,18 @@ class EnvStep(NamedTuple):
     """A time limit cut the episode short."""
 
 
+class Outcome(NamedTuple):
+    """What one agent step gives back but for the frame."""
+
+    reward: float
+    discount: float
+    done: bool
+
+    def seen(self, frame: Frame) -> Step:
+        """The whole of the agent step, with the frame that shows where it led."""
+        return Step(frame, self.reward, self.discount, self.done, score=self.reward)
+
+
 class Simulator(Protocol):
     """A task one env step at a time: all that a family has to provide."""
 
@@ -68,9 +80,7 @@ class SteppedEnvironment:
         return self._render_seconds
 
     def reset(self, seed: int) -> Frame:
-        self._simulator.begin(seed)
-        self._env_step = 0
-        self._playing = True
+        self.begin(seed)
         frame = self._frame()
         if not self._first_frame_checked:
             self._check(frame)
@@ -78,6 +88,16 @@ class SteppedEnvironment:
         return frame
 
     def step(self, action: Action) -> Step:
+        return self.advance(action).seen(self._frame())
+
+    def begin(self, seed: int) -> None:
+        """`reset` for a caller that draws the frame itself."""
+        self._simulator.begin(seed)
+        self._env_step = 0
+        self._playing = True
+
+    def advance(self, action: Action) -> Outcome:
+        """`step` for a caller that draws the frame itself."""
         if not self._playing:
             raise UserError(f"{self._spec.task} has no episode under way: call reset(seed) before step.")
         action = self._checked(action)
@@ -92,8 +112,7 @@ class SteppedEnvironment:
             if terminated or truncated:
                 self._playing = False
                 break
-        discount = 0.0 if terminated else 1.0
-        return Step(self._frame(), reward, discount, terminated or truncated, score=reward)
+        return Outcome(reward, 0.0 if terminated else 1.0, terminated or truncated)
 
     def render(self) -> NDArray[np.uint8]:
         return self._simulator.picture()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import math
 import os
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -23,6 +24,10 @@ from drq.errors import UserError
 FAST_SHADOW_SIZE = 512
 """Texels along a side of the shadow map with `render=fast`; the control suite's own models have 2,048."""
 
+_TILES = 0
+"""Which of a context's auxiliary buffers holds the tiles."""
+_MAX_GEOMS = 10_000
+"""As many as mujoco.Renderer draws by default."""
 _OFF = ("off", "disable", "disabled", "false", "0")
 _KNOWN = ("egl", "osmesa", "glfw", *_OFF)
 # One library of each group is needed.
@@ -113,18 +118,12 @@ class Camera:
         with _drawing_errors():
             import mujoco
 
-            model.vis.global_.offwidth = size
-            model.vis.global_.offheight = size
-            if shadow_size is not None:
-                model.vis.quality.shadowsize = shadow_size
+            _set_buffer(model, size, shadow_size)
             self._renderer = mujoco.Renderer(model, size, size)
         self.model = model
         self._camera = camera
-        _open_cameras.add(self)
-        _close_cameras_at_exit()
-        self._options = mujoco.MjvOption()
-        # The suite's own pictures do not show the rays of range finders (quadruped has some).
-        self._options.flags[mujoco.mjtVisFlag.mjVIS_RANGEFINDER] = False
+        self._options = _shown()
+        _close_at_exit(self)
 
     def draw(self, data: Any) -> NDArray[np.uint8]:
         """An RGB image (size, size, 3) of the state in `data`, a mujoco.MjData."""
@@ -136,7 +135,108 @@ class Camera:
         self._renderer.close()
 
 
-_open_cameras: weakref.WeakSet[Camera] = weakref.WeakSet()
+class TiledCamera:
+    """The same camera of several models, drawn in one OpenGL context and read back together.
+
+    Reading back waits until the GPU has drawn, and while CUDA keeps it busy each wait lasts until its turn to draw
+    comes: one wait for all is what this is for. Each picture is drawn by itself at the origin and then copied to its
+    tile. Drawn in place, at another offset, colours would differ from `Camera`'s in the last bit here and there.
+
+    The models share what is uploaded when a context is made (meshes, textures, terrain): that of the first. Like a
+    `Camera`, this belongs to the thread that created it.
+    """
+
+    def __init__(self, models: Sequence[Any], size: int, camera: int, shadow_size: int | None) -> None:
+        """`models` are mujoco.MjModel; the other arguments are those of `Camera`."""
+        require_rendering()
+        self.models = list(models)
+        self._size = size
+        self._columns, self._rows = grid(len(models))
+        with _drawing_errors():
+            import mujoco
+
+            _set_buffer(models[0], size, shadow_size)
+            self._gl = mujoco.GLContext(size, size)
+            self._gl.make_current()
+            self._context = mujoco.MjrContext(models[0], mujoco.mjtFontScale.mjFONTSCALE_150.value)
+            mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
+            mujoco.mjr_addAux(_TILES, self._columns * size, self._rows * size, 0, self._context)
+        self._scenes = [mujoco.MjvScene(model, maxgeom=_MAX_GEOMS) for model in models]
+        self._view = mujoco.MjvCamera()
+        self._view.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        self._view.fixedcamid = camera
+        self._options = _shown()
+        _close_at_exit(self)
+
+    def draw(self, states: Mapping[int, Any]) -> dict[int, NDArray[np.uint8]]:
+        """RGB images (size, size, 3) of the states (mujoco.MjData), each numbered as its model is."""
+        import mujoco
+        from OpenGL import GL
+
+        size = self._size
+        everything = mujoco.mjtCatBit.mjCAT_ALL.value
+        self._gl.make_current()
+        for number, state in states.items():
+            scene = self._scenes[number]
+            mujoco.mjv_updateScene(
+                self.models[number], state, self._options, None, self._view, everything, scene
+            )
+            mujoco.mjr_render(mujoco.MjrRect(0, 0, size, size), scene, self._context)
+            row, column = divmod(number, self._columns)
+            left, bottom = column * size, row * size
+            GL.glBindFramebuffer(GL.GL_DRAW_FRAMEBUFFER, int(self._context.auxFBO[_TILES]))
+            GL.glBlitFramebuffer(
+                *(0, 0, size, size),
+                *(left, bottom, left + size, bottom + size),
+                GL.GL_COLOR_BUFFER_BIT,
+                GL.GL_NEAREST,
+            )
+            mujoco.mjr_restoreBuffer(self._context)
+        tiles = np.empty((self._rows, size, self._columns, size, 3), dtype=np.uint8)
+        mujoco.mjr_setAux(_TILES, self._context)
+        GL.glReadPixels(
+            *(0, 0, self._columns * size, self._rows * size), GL.GL_RGB, GL.GL_UNSIGNED_BYTE, tiles
+        )
+        mujoco.mjr_restoreBuffer(self._context)
+        # OpenGL counts rows of pixels from below.
+        return {
+            number: tiles[number // self._columns, ::-1, number % self._columns] for number in states
+        }
+
+    def close(self) -> None:
+        self._gl.free()
+        self._context.free()
+
+
+def grid(count: int) -> tuple[int, int]:
+    """Columns and rows of the squarest grid with so many tiles."""
+    columns = math.ceil(math.sqrt(count))
+    return columns, math.ceil(count / columns)
+
+
+def _set_buffer(model: Any, size: int, shadow_size: int | None) -> None:
+    """Settles the sizes of buffers that a context made for the model will have."""
+    model.vis.global_.offwidth = size
+    model.vis.global_.offheight = size
+    if shadow_size is not None:
+        model.vis.quality.shadowsize = shadow_size
+
+
+def _shown() -> Any:
+    """What is drawn, as mujoco.MjvOption: all but the rays of range finders (quadruped has some), as in the suite."""
+    import mujoco
+
+    options = mujoco.MjvOption()
+    options.flags[mujoco.mjtVisFlag.mjVIS_RANGEFINDER] = False
+    return options
+
+
+_open_cameras: weakref.WeakSet[Camera | TiledCamera] = weakref.WeakSet()
+
+
+def _close_at_exit(camera: Camera | TiledCamera) -> None:
+    _open_cameras.add(camera)
+    _close_cameras_at_exit()
 
 
 @cache

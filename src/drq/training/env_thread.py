@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
-from drq.envs.protocol import Action, Environment, EnvSpec, Frame, Step
-
-T = TypeVar("T")
+from drq.envs.protocol import Action, Environment, Frame, Step
 
 
 class EnvThread:
-    """Works an environment beside the calling thread: beside an update, or beside other environments.
+    """Works an environment beside the calling thread, which updates the agent meanwhile.
 
     Rendering contexts belong to the thread that made them, so the environment lives in this one from its birth.
     """
@@ -21,20 +18,12 @@ class EnvThread:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="env")
         self.env = self._pool.submit(make).result()
 
-    @property
-    def spec(self) -> EnvSpec:
-        return self.env.spec
-
     def reset(self, seed: int) -> Frame:
         return self._pool.submit(self.env.reset, seed).result()
 
     def step(self, action: Action) -> Callable[[], Step]:
         """Begins a step; calling the result waits for it."""
         return self._pool.submit(self.env.step, action).result
-
-    def run(self, function: Callable[[Environment], T]) -> Callable[[], T]:
-        """Begins anything else with the environment; calling the result waits for it."""
-        return self._pool.submit(function, self.env).result
 
     def close(self) -> None:
         self._pool.submit(self.env.close).result()

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from drq.agents.protocol import Agent
 from drq.engine.learner import Actor, to_action
 from drq.engine.settings import EngineSettings
-from drq.envs.protocol import Environment, EnvSpec, Frame
-from drq.training.env_thread import EnvThread
+from drq.envs.group import EnvironmentGroup
+from drq.envs.protocol import EnvSpec, Frame
 from drq.training.seeds import Purpose, seed_for
 
 
@@ -75,14 +75,20 @@ class Evaluator:
     """
 
     def __init__(
-        self, agent: Agent, make_env: Callable[[], Environment], engine: EngineSettings, parallel: int
+        self,
+        agent: Agent,
+        make_group: Callable[[int], EnvironmentGroup],
+        engine: EngineSettings,
+        parallel: int,
     ) -> None:
+        """`make_group` makes so many environments; `parallel` is how many episodes are played at once."""
         self.agent = agent
         self.engine = engine
-        self.envs = [EnvThread(make_env)]
-        self._make_env = make_env
+        self._make_group = make_group
         self._parallel = parallel
-        self.actor = Actor(agent, self.envs[0].spec, engine)
+        self._group: EnvironmentGroup | None = None
+        self._slots = 0
+        self._actor: Actor | None = None
 
     def evaluate(
         self, seed: int, *, episodes: int, min_agent_steps: int = 0, video: bool = False
@@ -90,9 +96,10 @@ class Evaluator:
         """Plays `episodes` episodes, or whole episodes until `min_agent_steps` are played."""
         generator = torch.Generator(self.engine.device).manual_seed(seed)
         width = self._parallel if min_agent_steps else min(self._parallel, episodes)
-        while len(self.envs) < width:
-            self.envs.append(EnvThread(self._make_env))
-        stacks = [FrameStack(env.spec) for env in self.envs[:width]]
+        group = self._group_of(width)
+        spec = group.spec
+        self._actor = self._actor or Actor(self.agent, spec, self.engine)
+        stacks = [FrameStack(spec) for _ in range(width)]
         played: dict[int, Episode] = {}
         finished: set[int] = set()
         number_in: list[int | None] = [None] * width
@@ -118,9 +125,9 @@ class Evaluator:
                 return
             number_in[slot] = number
             episode = played[number] = Episode()
-            stacks[slot].reset(self.envs[slot].reset(seed_for(seed, Purpose.EVALUATION_EPISODE, number)))
+            stacks[slot].reset(group.reset(slot, seed_for(seed, Purpose.EVALUATION_EPISODE, number)))
             if video and number == 0:
-                episode.video.append(self.envs[slot].run(lambda env: env.render())())
+                episode.video.append(group.render(slot))
 
         for slot in range(width):
             begin(slot)
@@ -130,22 +137,17 @@ class Evaluator:
                 break
             # Idle places are acted for as well: one batch shape for the whole evaluation.
             observations = np.stack([stack.observation for stack in stacks])
-            actions = self.actor.act(observations, self.agent.evaluation(width, generator))
-            steps = {
-                slot: self.envs[slot].step(to_action(actions[slot], self.envs[slot].spec))
-                for slot, number in enumerate(number_in)
-                if number is not None
-            }
-            for slot, wait_for_step in steps.items():
-                step = wait_for_step()
-                number = number_in[slot]
-                assert number is not None
+            actions = self._actor.act(observations, self.agent.evaluation(width, generator))
+            playing = {slot: number for slot, number in enumerate(number_in) if number is not None}
+            steps = group.step({slot: to_action(actions[slot], spec) for slot in playing})
+            for slot, number in playing.items():
+                step = steps[slot]
                 episode = played[number]
                 episode.score += step.score
                 episode.agent_steps += 1
                 stacks[slot].push(step.frame)
                 if video and number == 0:
-                    episode.video.append(self.envs[slot].run(lambda env: env.render())())
+                    episode.video.append(group.render(slot))
                 if step.done:
                     finished.add(number)
                     begin(slot)
@@ -154,5 +156,14 @@ class Evaluator:
         return Evaluation([played[number] for number in range(limit)])
 
     def close(self) -> None:
-        for env in self.envs:
-            env.close()
+        if self._group is not None:
+            self._group.close()
+        self._group = None
+
+    def _group_of(self, slots: int) -> EnvironmentGroup:
+        """The environments, as many as are needed or more."""
+        if self._group is None or self._slots < slots:
+            self.close()
+            self._group = self._make_group(slots)
+            self._slots = slots
+        return self._group

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Pipe
@@ -19,10 +18,12 @@ from typing import Protocol
 
 import safetensors.torch
 
+from drq import envs
 from drq.agents.protocol import Agent
 from drq.config import TrainConfig
 from drq.engine.settings import EngineSettings
-from drq.envs.protocol import Environment
+from drq.envs.group import EnvironmentGroup
+from drq.presets import action_repeat_for
 from drq.training.evaluate import Evaluator
 from drq.training.folder import config_to_json
 from drq.training.video import save_video
@@ -59,23 +60,24 @@ class EvaluationService(Protocol):
     def close(self) -> None: ...
 
 
-def open_evaluation_service(
-    config: TrainConfig, make_env: Callable[[], Environment], agent: Agent, engine: EngineSettings
-) -> EvaluationService:
+def make_group(config: TrainConfig, count: int) -> EnvironmentGroup:
+    """So many environments of a run's task, to play side by side."""
+    envs.import_modules(config.imports)
+    return envs.make_group(config.task, config.env, action_repeat_for(config), count)
+
+
+def open_evaluation_service(config: TrainConfig, agent: Agent, engine: EngineSettings) -> EvaluationService:
     """The service that the engine's settings ask for."""
-    here = EvaluationHere(config, make_env, agent, engine)
+    here = EvaluationHere(config, agent, engine)
     return EvaluationBeside(config, agent, here) if engine.eval_process else here
 
 
 class EvaluationHere:
     """Plays at once, in this process."""
 
-    def __init__(
-        self, config: TrainConfig, make_env: Callable[[], Environment], agent: Agent, engine: EngineSettings
-    ) -> None:
+    def __init__(self, config: TrainConfig, agent: Agent, engine: EngineSettings) -> None:
         self._config = config.eval
-        self._make: Callable[[], Evaluator] = lambda: Evaluator(agent, make_env, engine, SIDE_BY_SIDE)
-        self._evaluator: Evaluator | None = None
+        self._evaluator = Evaluator(agent, lambda count: make_group(config, count), engine, SIDE_BY_SIDE)
         self._done: list[tuple[Request, list[float]]] = []
 
     @property
@@ -86,7 +88,6 @@ class EvaluationHere:
         self._done.append((request, self.play(request)))
 
     def play(self, request: Request) -> list[float]:
-        self._evaluator = self._evaluator or self._make()
         evaluation = self._evaluator.evaluate(
             request.seed,
             episodes=self._config.episodes,
@@ -102,8 +103,7 @@ class EvaluationHere:
         return done
 
     def close(self) -> None:
-        if self._evaluator is not None:
-            self._evaluator.close()
+        self._evaluator.close()
 
 
 class EvaluationBeside:

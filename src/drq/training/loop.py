@@ -149,9 +149,7 @@ class Trainer:
         self.logs = Logs(
             self.folder, config_to_json(self.config), wandb=self.config.wandb, resumed=progress
         )
-        self.evaluations = open_evaluation_service(
-            self.config, lambda: make_env(self.config), self.learner.agent, self.engine
-        )
+        self.evaluations = open_evaluation_service(self.config, self.learner.agent, self.engine)
         self.stack = FrameStack(self.spec)
         try:
             if restored:

@@ -1,0 +1,105 @@
+"""The DeepMind Control Suite several times over, drawn together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drq.config import EnvConfig
+from drq.envs.dmc import ControlSuiteEnvironment, make_dmc, to_frame
+from drq.envs.group import EnvironmentGroup, ThreadedGroup
+from drq.envs.protocol import Action, EnvSpec, Frame, Step
+from drq.envs.rendering import TiledCamera, grid
+
+_LARGEST_BUFFER = 2048
+"""Pixels along a side that the buffer of a group may have: more than any OpenGL in use would refuse to give."""
+
+_COMPARED = 2
+"""Slots whose first tile is compared with what the environment draws alone: one at the origin, one elsewhere."""
+
+
+def make_dmc_group(name: str, config: EnvConfig, action_repeat: int, count: int) -> EnvironmentGroup:
+    """So many environments of the task `<domain>-<task>`, drawn together where that is possible."""
+    first = make_dmc(name, config, action_repeat)
+    if (
+        config.observation == "pixels"
+        and not first.simulator.has_terrain
+        and max(grid(count)) * config.image_size <= _LARGEST_BUFFER
+    ):
+        return ControlSuiteGroup([first, *(make_dmc(name, config, action_repeat) for _ in range(count - 1))])
+    return ThreadedGroup(lambda: make_dmc(name, config, action_repeat), count)
+
+
+class ControlSuiteGroup:
+    """Environments of one task whose frames are drawn together, by a thread that does nothing else.
+
+    They share what an OpenGL context keeps of a model, which is the same for all: their models are built from one
+    file and one seed, and what a task changes in an episode, terrain excepted (places, sizes, colours, lights), is
+    read from each model for every frame.
+    """
+
+    def __init__(self, envs: list[ControlSuiteEnvironment]) -> None:
+        """The environments must be new: none was reset yet."""
+        self._envs = envs
+        self._camera: TiledCamera | None = None
+        self._one_by_one = False
+        """This machine's OpenGL draws tiles otherwise: every environment then draws for itself."""
+        self._compared: set[int] = set()
+        self._drawing = ThreadPoolExecutor(1, thread_name_prefix="drawing")
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._envs[0].spec
+
+    def reset(self, slot: int, seed: int) -> Frame:
+        self._envs[slot].begin(seed)
+        return self._frames([slot])[slot]
+
+    def step(self, actions: Mapping[int, Action]) -> dict[int, Step]:
+        # One after the other: half of the time and more is the suite's Python, and threads would wait for its lock.
+        outcomes = {slot: self._envs[slot].advance(action) for slot, action in actions.items()}
+        frames = self._frames(actions)
+        return {slot: outcome.seen(frames[slot]) for slot, outcome in outcomes.items()}
+
+    def render(self, slot: int) -> NDArray[np.uint8]:
+        return self._drawing.submit(self._envs[slot].render).result()
+
+    def close(self) -> None:
+        self._drawing.submit(self._close).result()
+        self._drawing.shutdown()
+
+    def _frames(self, slots: Iterable[int]) -> dict[int, Frame]:
+        return self._drawing.submit(self._draw, slots).result()
+
+    def _draw(self, slots: Iterable[int]) -> dict[int, Frame]:
+        simulators = [env.simulator for env in self._envs]
+        if self._one_by_one:
+            return {slot: simulators[slot].frame() for slot in slots}
+        models = [simulator.model for simulator in simulators]
+        # A task may have rebuilt one (see ControlSuite.model). `is`, since models do not compare.
+        if self._camera is None or any(a is not b for a, b in zip(models, self._camera.models, strict=True)):
+            self._close_camera()
+            self._camera = simulators[0].tiled_camera(models)
+        images = self._camera.draw({slot: simulators[slot].data for slot in slots})
+        frames: dict[int, Frame] = {slot: to_frame(image) for slot, image in images.items()}
+        for slot in frames.keys() - self._compared:
+            if len(self._compared) < _COMPARED:
+                self._compared.add(slot)
+                if not np.array_equal(frames[slot], simulators[slot].frame()):
+                    self._close_camera()
+                    self._one_by_one = True
+                    return self._draw(slots)
+        return frames
+
+    def _close_camera(self) -> None:
+        if self._camera is not None:
+            self._camera.close()
+        self._camera = None
+
+    def _close(self) -> None:
+        self._close_camera()
+        for env in self._envs:
+            env.close()

@@ -1,0 +1,69 @@
+"""Several environments of one task, played side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drq.envs.protocol import Action, Environment, EnvSpec, Frame, Step
+
+
+class EnvironmentGroup(Protocol):
+    """Environments of one task in numbered slots, from 0.
+
+    Each is what `Environment` promises and knows nothing of the others: what a slot gives back does not depend on
+    what is played beside it.
+    """
+
+    @property
+    def spec(self) -> EnvSpec: ...
+
+    def reset(self, slot: int, seed: int) -> Frame:
+        """Begins an episode in a slot and returns its first frame."""
+        ...
+
+    def step(self, actions: Mapping[int, Action]) -> dict[int, Step]:
+        """One agent step in each slot named, all at the same time. The others stay where they are."""
+        ...
+
+    def render(self, slot: int) -> NDArray[np.uint8]:
+        """An RGB image of a slot's current state for videos: (height, width, 3)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ThreadedGroup:
+    """Any environments, each in a thread of its own.
+
+    Rendering contexts belong to the thread that made them, so an environment lives in its thread from its birth.
+    """
+
+    def __init__(self, make: Callable[[], Environment], count: int) -> None:
+        self._threads = [ThreadPoolExecutor(1, thread_name_prefix="group") for _ in range(count)]
+        self._envs = [thread.submit(make).result() for thread in self._threads]
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._envs[0].spec
+
+    def reset(self, slot: int, seed: int) -> Frame:
+        return self._threads[slot].submit(self._envs[slot].reset, seed).result()
+
+    def step(self, actions: Mapping[int, Action]) -> dict[int, Step]:
+        steps = {
+            slot: self._threads[slot].submit(self._envs[slot].step, action) for slot, action in actions.items()
+        }
+        return {slot: step.result() for slot, step in steps.items()}
+
+    def render(self, slot: int) -> NDArray[np.uint8]:
+        return self._threads[slot].submit(self._envs[slot].render).result()
+
+    def close(self) -> None:
+        for thread, env in zip(self._threads, self._envs, strict=True):
+            thread.submit(env.close).result()
+            thread.shutdown()

@@ -1,0 +1,338 @@
+"""Environments side by side: each slot gives what a single environment gives, to the bit."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from drq.config import EnvConfig
+from drq.envs import Action, Environment, EnvironmentGroup, EnvSpec, Frame, Step, make, make_group, task_names
+from drq.envs.dmc import make_dmc
+from drq.envs.dmc_group import ControlSuiteGroup
+from drq.envs.group import ThreadedGroup
+from drq.envs.rendering import choose_backend, grid, missing_libraries
+from drq.errors import UserError
+
+needs_gl = pytest.mark.skipif(bool(missing_libraries(choose_backend())), reason="no OpenGL libraries")
+
+STATE = EnvConfig(observation="state")
+
+
+@contextmanager
+def group_and_singles(
+    task: str, config: EnvConfig, action_repeat: int, count: int
+) -> Iterator[tuple[EnvironmentGroup, list[Environment]]]:
+    with ExitStack() as stack:
+        group = stack.enter_context(closing(make_group(task, config, action_repeat, count)))
+        singles = [stack.enter_context(closing(make(task, config, action_repeat))) for _ in range(count)]
+        assert group.spec == singles[0].spec
+        yield group, singles
+
+
+def random_action(spec: EnvSpec, rng: np.random.Generator) -> Action:
+    if spec.action_kind == "discrete":
+        return int(rng.integers(spec.action_size))
+    return rng.uniform(-1, 1, spec.action_size).astype(np.float32)
+
+
+def assert_same_step(one: Step, other: Step) -> None:
+    assert np.array_equal(one.frame, other.frame)
+    assert one.frame.dtype == other.frame.dtype
+    assert one.frame.flags["C_CONTIGUOUS"]
+    assert one[1:] == other[1:]
+
+
+def assert_plays_like_singles(group: EnvironmentGroup, singles: list[Environment]) -> None:
+    """All slots at once, some of them, and one that begins anew while the others go on."""
+    rng = np.random.default_rng(0)
+    kept: list[tuple[Frame, Frame]] = []
+
+    def reset(slot: int, seed: int) -> None:
+        frame = group.reset(slot, seed)
+        assert np.array_equal(frame, singles[slot].reset(seed))
+        kept.append((frame, frame.copy()))
+
+    def step(*slots: int) -> None:
+        actions = {slot: random_action(group.spec, rng) for slot in slots}
+        steps = group.step(actions)
+        assert steps.keys() == actions.keys()
+        for slot, action in actions.items():
+            assert_same_step(steps[slot], singles[slot].step(action))
+            kept.append((steps[slot].frame, steps[slot].frame.copy()))
+
+    for slot in range(3):
+        reset(slot, seed=10 + slot)
+    assert not np.array_equal(kept[0][0], kept[1][0])
+    step(0, 1, 2)
+    step(2, 0)
+    reset(1, seed=20)
+    step(1)
+    step(0, 1, 2)
+    assert all(np.array_equal(frame, copied) for frame, copied in kept), "a frame changed after it was handed over"
+
+
+@needs_gl
+@pytest.mark.parametrize("render", ["paper", "fast"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cartpole-swingup",
+        "cheetah-run",
+        "walker-walk",
+        "reacher-easy",
+        "finger-spin",
+        "ball_in_cup-catch",
+        "quadruped-walk",
+    ],
+)
+def test_frames_drawn_together_are_those_of_single_environments(
+    name: str, render: Literal["paper", "fast"]
+) -> None:
+    with group_and_singles(f"dmc/{name}", EnvConfig(render=render), 2, 3) as (group, singles):
+        assert isinstance(group, ControlSuiteGroup)
+        assert_plays_like_singles(group, singles)
+
+
+@needs_gl
+@pytest.mark.parametrize("name", ["finger-turn_hard", "point_mass-hard", "swimmer-swimmer6"])
+def test_models_that_differ_between_episodes_are_each_drawn_as_they_are(name: str) -> None:
+    with group_and_singles(f"dmc/{name}", EnvConfig(image_size=33), 2, 3) as (group, singles):
+        assert isinstance(group, ControlSuiteGroup)
+        assert_plays_like_singles(group, singles)
+
+
+@needs_gl
+def test_terrain_is_each_environments_own() -> None:
+    with group_and_singles("dmc/quadruped-escape", EnvConfig(image_size=40), 2, 3) as (group, singles):
+        assert_plays_like_singles(group, singles)
+
+
+@pytest.mark.parametrize(
+    ("task", "config", "action_repeat"),
+    [
+        ("toy/reach", EnvConfig(image_size=24), 2),
+        ("toy/catch", EnvConfig(image_size=24), 1),
+        ("dmc/walker-walk", STATE, 4),
+        ("gym/Pendulum-v1", STATE, 2),
+    ],
+)
+def test_other_environments_play_like_single_ones(task: str, config: EnvConfig, action_repeat: int) -> None:
+    with group_and_singles(task, config, action_repeat, 3) as (group, singles):
+        assert_plays_like_singles(group, singles)
+
+
+def what_a_context_keeps(model: Any) -> dict[str, Any]:
+    """All that MuJoCo reads of a model when it makes a rendering context, and not again when it draws."""
+    kept = {
+        name: getattr(model, name)
+        for name in dir(model)
+        if name.startswith(("tex_", "mesh_", "skin_", "hfield_", "mat_tex"))
+    }
+    planes = model.geom_type == 0
+    kept["planes"] = model.geom_size[planes]
+    kept["scale"] = np.array([model.stat.extent, model.stat.meansize])
+    for part in (model.vis.map, model.vis.quality, model.vis.rgba):
+        kept |= {f"{part!r:.20} {name}": getattr(part, name) for name in dir(part) if not name.startswith("_")}
+    return {name: value for name, value in kept.items() if not callable(value)}
+
+
+def test_no_episode_changes_what_a_context_keeps_but_those_with_terrain() -> None:
+    for task in task_names("dmc"):
+        env = make_dmc(task.partition("/")[2], STATE, 2)
+        before = copy.deepcopy(what_a_context_keeps(env.simulator.model))
+        assert len(before) > 30
+        env.begin(1)
+        kept = what_a_context_keeps(env.simulator.model)
+        changed = [name for name in before if not np.array_equal(before[name], kept[name])]
+        assert bool(changed) == env.simulator.has_terrain, (task, changed)
+
+
+@needs_gl
+def test_one_context_and_one_read_back_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    import mujoco
+    from OpenGL import GL
+
+    counts = {"contexts": 0, "drawn": 0, "read": 0}
+
+    def counted(name: str, original: Any) -> Any:
+        def count(*args: Any, **kwargs: Any) -> Any:
+            counts[name] += 1
+            return original(*args, **kwargs)
+
+        return count
+
+    monkeypatch.setattr(mujoco, "GLContext", counted("contexts", mujoco.GLContext))
+    monkeypatch.setattr(mujoco, "mjr_render", counted("drawn", mujoco.mjr_render))
+    monkeypatch.setattr(mujoco, "mjr_readPixels", counted("read", mujoco.mjr_readPixels))
+    monkeypatch.setattr(GL, "glReadPixels", counted("read", GL.glReadPixels))
+    with closing(make_group("dmc/cartpole-swingup", EnvConfig(image_size=24), 8, 7)) as group:
+        for slot in range(7):
+            group.reset(slot, slot)
+        counts["drawn"] = counts["read"] = 0
+        for _ in range(2):
+            group.step({slot: np.zeros(1, np.float32) for slot in range(7)})
+    assert counts == {"contexts": 1, "drawn": 14, "read": 2}
+
+
+@needs_gl
+def test_a_group_may_be_used_from_any_thread() -> None:
+    action = np.ones(1, np.float32)
+    with (
+        closing(make_group("dmc/cartpole-swingup", EnvConfig(), 8, 6)) as group,
+        closing(make("dmc/cartpole-swingup", EnvConfig(), 8)) as single,
+        ThreadPoolExecutor(1) as elsewhere,
+    ):
+        assert np.array_equal(group.reset(5, 3), single.reset(3))
+        assert_same_step(elsewhere.submit(group.step, {5: action}).result()[5], single.step(action))
+        assert_same_step(group.step({5: action})[5], single.step(action))
+
+
+@needs_gl
+def test_pictures_for_videos_are_the_single_environments_and_leave_frames_alone() -> None:
+    action = np.ones(6, np.float32)
+    with group_and_singles("dmc/walker-walk", EnvConfig(), 2, 2) as (group, singles):
+        for slot in range(2):
+            group.reset(slot, slot)
+            singles[slot].reset(slot)
+        for _ in range(2):
+            assert np.array_equal(group.render(1), singles[1].render())
+            assert_same_step(group.step({0: action, 1: action})[1], singles[1].step(action))
+
+
+@needs_gl
+def test_a_model_rebuilt_by_the_task_is_drawn_anew() -> None:
+    def red_pixels(frame: NDArray[Any]) -> int:
+        red, green, _ = frame.astype(int)
+        return int((red > green + 100).sum())
+
+    envs = [make_dmc("cartpole-swingup", EnvConfig(), 2) for _ in range(2)]
+    with closing(ControlSuiteGroup(envs)) as group:
+        assert red_pixels(group.reset(0, 0)) == red_pixels(group.reset(1, 0)) == 0
+        physics = envs[1].simulator._physics
+        model = copy.copy(physics.model)
+        model.geom_rgba[:] = [1, 0, 0, 1]
+        model.mat_rgba[:] = [1, 0, 0, 1]
+        physics._reload_from_model(model)
+        steps = group.step({slot: np.zeros(1, np.float32) for slot in range(2)})
+    assert red_pixels(steps[0].frame) == 0
+    assert red_pixels(steps[1].frame) > 50
+
+
+@needs_gl
+def test_pictures_too_large_for_one_buffer_get_one_each() -> None:
+    assert isinstance(make_group("dmc/cartpole-swingup", EnvConfig(image_size=512), 8, 10), ControlSuiteGroup)
+    assert isinstance(make_group("dmc/cartpole-swingup", EnvConfig(image_size=513), 8, 10), ThreadedGroup)
+
+
+def test_a_grid_holds_all_tiles_in_a_buffer_no_longer_than_needed() -> None:
+    for count in range(1, 40):
+        columns, rows = grid(count)
+        assert columns * rows >= count
+        assert (max(columns, rows) - 1) ** 2 < count
+
+
+class Together:
+    """An environment whose step returns only if two others step at the same time, and that notes its threads."""
+
+    spec = make("toy/reach", STATE, 1).spec
+    render_seconds = 0.0
+
+    def __init__(self, meeting: threading.Barrier) -> None:
+        self.meeting = meeting
+        self.threads = {threading.get_ident()}
+
+    def reset(self, seed: int) -> Frame:
+        self.threads.add(threading.get_ident())
+        return np.zeros(4, np.float32)
+
+    def step(self, action: Action) -> Step:
+        self.threads.add(threading.get_ident())
+        self.meeting.wait(timeout=20)
+        return Step(np.zeros(4, np.float32), 0.0, 1.0, False, 0.0)
+
+    def render(self) -> NDArray[np.uint8]:
+        self.threads.add(threading.get_ident())
+        return np.zeros((8, 8, 3), np.uint8)
+
+    def close(self) -> None:
+        self.threads.add(threading.get_ident())
+
+
+def test_each_environment_lives_in_one_thread_and_all_step_at_once() -> None:
+    envs: list[Together] = []
+    meeting = threading.Barrier(3)
+
+    def new() -> Together:
+        envs.append(Together(meeting))
+        return envs[-1]
+
+    group = ThreadedGroup(new, 3)
+    for slot in range(3):
+        group.reset(slot, 0)
+        group.render(slot)
+    group.step({slot: np.zeros(2, np.float32) for slot in range(3)})
+    group.close()
+    assert [len(env.threads) for env in envs] == [1, 1, 1]
+    assert len(set().union(*(env.threads for env in envs)) - {threading.get_ident()}) == 3
+
+
+@pytest.mark.parametrize(
+    "task", ["toy/reach", pytest.param("dmc/reacher-easy", marks=needs_gl), "gym/MountainCarContinuous-v0"]
+)
+def test_mistakes_are_said_as_a_single_environment_says_them(task: str) -> None:
+    config = STATE if task.startswith("gym") else EnvConfig(image_size=24)
+    with closing(make_group(task, config, 1, 2)) as group:
+        size = group.spec.action_size
+        group.reset(0, 0)
+        with pytest.raises(UserError, match=r"call reset\(seed\) before step"):
+            group.step({slot: np.zeros(size, np.float32) for slot in range(2)})
+        with pytest.raises(UserError, match="not finite"):
+            group.step({0: np.full(size, np.nan, np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("task", "config", "said"),
+    [
+        ("dmc/walker-wlak", STATE, "did you mean dmc/walker-walk"),
+        ("toy/raech", STATE, "did you mean toy/reach"),
+        ("dmc/walker-walk", EnvConfig(frame_stack=0), "--env.frame-stack is 0"),
+        ("toy/reach", EnvConfig(image_size=0), "--env.image-size is 0"),
+    ],
+)
+def test_impossible_groups_are_refused(task: str, config: EnvConfig, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        make_group(task, config, 2, 2)
+
+
+@needs_gl
+def test_an_opengl_that_draws_tiles_otherwise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then every environment draws for itself, and frames are right all the same."""
+    from drq.envs.rendering import TiledCamera
+
+    original = TiledCamera.draw
+
+    def off_by_one(self, states):  # type: ignore[no-untyped-def]
+        images = original(self, states)
+        return {number: image if number == 0 else image ^ 1 for number, image in images.items()}
+
+    monkeypatch.setattr(TiledCamera, "draw", off_by_one)
+    config = EnvConfig(image_size=32)
+    group = make_group("dmc/cartpole-swingup", config, 8, 3)
+    single = make("dmc/cartpole-swingup", config, 8)
+    try:
+        for slot in range(3):
+            assert np.array_equal(group.reset(slot, seed=slot), single.reset(slot))
+        action = np.array([0.3], dtype=np.float32)
+        stepped = group.step(dict.fromkeys(range(3), action))
+        assert np.array_equal(stepped[2].frame, single.step(action).frame)
+    finally:
+        group.close()
+        single.close()

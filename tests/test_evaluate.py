@@ -1,0 +1,243 @@
+"""Evaluation against episodes played one after the other by the plainest loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Generator, Tensor
+
+from drq.engine.settings import EngineSettings
+from drq.envs import Action, EnvironmentGroup, EnvSpec, Frame, Step
+from drq.envs.group import ThreadedGroup
+from drq.training.evaluate import Episode, Evaluation, Evaluator, FrameStack
+from drq.training.seeds import Purpose, seed_for
+
+SPEC = EnvSpec(
+    task="toy/dice",
+    frame_shape=(2, 3, 3),
+    frame_stack=3,
+    action_kind="discrete",
+    action_size=5,
+    action_repeat=1,
+    max_episode_agent_steps=None,
+)
+ENGINE = EngineSettings(
+    device=torch.device("cpu"),
+    precision="float32",
+    compile=False,
+    cuda_graphs=False,
+    kernels=False,
+    eval_process=False,
+)
+SEED = 7
+
+
+class Dice:
+    """Episodes of 1 to 12 agent steps with frames and scores from a generator that every action moves on."""
+
+    spec = SPEC
+    render_seconds = 0.0
+
+    def reset(self, seed: int) -> Frame:
+        self._seed = seed
+        self._random = np.random.default_rng(seed)
+        self._left = int(self._random.integers(1, 13))
+        self._played = 0
+        return self._frame()
+
+    def step(self, action: Action) -> Step:
+        assert isinstance(action, int)
+        self._random.bit_generator.advance(action)  # type: ignore[attr-defined]
+        self._left -= 1
+        self._played += 1
+        score = float(self._random.integers(100))
+        # What is learnt from is not what is reported, as with the clipped rewards of Atari.
+        return Step(self._frame(), -1.0, 1.0, self._left == 0, score)
+
+    def render(self) -> NDArray[np.uint8]:
+        return np.array([[[*divmod(self._seed % 2**16, 256), self._played]]], dtype=np.uint8)
+
+    def close(self) -> None: ...
+
+    def _frame(self) -> Frame:
+        return self._random.integers(256, size=SPEC.frame_shape, dtype=np.uint8)
+
+
+def policy(observation: NDArray[np.uint8]) -> int:
+    """An action in which every pixel of the stack counts, each according to its place."""
+    flat = observation.ravel().astype(np.int64)
+    return int((flat * np.arange(1, flat.size + 1)).sum() % SPEC.action_size)
+
+
+@dataclass
+class Player:
+    """An agent with that policy. It notes what it was asked."""
+
+    batches: list[NDArray[np.uint8]] = field(default_factory=list)
+    noises: list[Tensor] = field(default_factory=list)
+
+    def evaluation(self, count: int, generator: Generator) -> Tensor:
+        noise = torch.rand(count, generator=generator)
+        self.noises.append(noise)
+        return noise
+
+    def act(self, obs: Tensor, noise: Tensor) -> Tensor:
+        assert torch.equal(noise, self.noises[-1])
+        self.batches.append(obs.numpy().copy())
+        return torch.tensor([policy(observation) for observation in obs.numpy()])
+
+
+def play_alone(number: int, seed: int = SEED) -> Episode:
+    """The oracle: one episode, its stack of frames an ordinary list."""
+    env, episode = Dice(), Episode()
+    frames = [env.reset(seed_for(seed, Purpose.EVALUATION_EPISODE, number))] * SPEC.frame_stack
+    done = False
+    while not done:
+        step = env.step(policy(np.concatenate(frames[-SPEC.frame_stack :])))
+        frames.append(step.frame)
+        episode.score += step.score
+        episode.agent_steps += 1
+        done = step.done
+    return episode
+
+
+def new_group(count: int) -> EnvironmentGroup:
+    return ThreadedGroup(Dice, count)
+
+
+def evaluate(
+    parallel: int, *, agent: Any = None, make_group: Callable[[int], EnvironmentGroup] = new_group, **options: Any
+) -> Evaluation:
+    evaluator = Evaluator(agent or Player(), make_group, ENGINE, parallel)
+    try:
+        return evaluator.evaluate(SEED, **options)
+    finally:
+        evaluator.close()
+
+
+def test_the_oracles_episodes_are_of_all_lengths() -> None:
+    lengths = [play_alone(number).agent_steps for number in range(12)]
+    assert min(lengths) < 3
+    assert max(lengths) > 9
+    assert lengths != sorted(lengths)
+
+
+@pytest.mark.parametrize("parallel", [1, 3, 10])
+@pytest.mark.parametrize("episodes", [1, 2, 10, 23])
+def test_a_number_of_episodes(episodes: int, parallel: int) -> None:
+    played = evaluate(parallel, episodes=episodes)
+    assert played.episodes == [play_alone(number) for number in range(episodes)]
+
+
+@pytest.mark.parametrize("parallel", [1, 3, 10])
+@pytest.mark.parametrize("min_agent_steps", [1, 12, 13, 40, 100])
+def test_whole_episodes_until_enough_is_played(min_agent_steps: int, parallel: int) -> None:
+    """The shortest run of episodes that is long enough, though with several at once shorter ones end first."""
+    expected: list[Episode] = []
+    while sum(episode.agent_steps for episode in expected) < min_agent_steps:
+        expected.append(play_alone(len(expected)))
+    # The number of episodes asked for has no say.
+    assert evaluate(parallel, episodes=2, min_agent_steps=min_agent_steps).episodes == expected
+
+
+def test_exactly_enough_is_enough() -> None:
+    first = play_alone(0).agent_steps
+    for parallel in (1, 3, 10):
+        assert len(evaluate(parallel, episodes=1, min_agent_steps=first).episodes) == 1
+        assert len(evaluate(parallel, episodes=1, min_agent_steps=first + 1).episodes) == 2
+
+
+def test_the_seed_chooses_the_episodes() -> None:
+    evaluator = Evaluator(Player(), new_group, ENGINE, 3)
+    for seed in (1, 2, 1):
+        played = evaluator.evaluate(seed, episodes=4)
+        assert played.episodes == [play_alone(number, seed) for number in range(4)]
+    evaluator.close()
+
+
+@pytest.mark.parametrize("parallel", [1, 3, 10])
+def test_a_video_shows_the_first_episode_alone(parallel: int) -> None:
+    played = evaluate(parallel, episodes=5, video=True).episodes
+    seed = seed_for(SEED, Purpose.EVALUATION_EPISODE, 0) % 2**16
+    pictures = np.array(played[0].video)
+    # A picture before the first step and one after each: the seed of the episode, and how far it has come.
+    assert pictures.shape == (played[0].agent_steps + 1, 1, 1, 3)
+    assert (pictures[:, 0, 0, 0].astype(int) * 256 + pictures[:, 0, 0, 1] == seed).all()
+    assert pictures[:, 0, 0, 2].tolist() == list(range(played[0].agent_steps + 1))
+    assert [len(episode.video) for episode in played[1:]] == [0] * 4
+
+
+def test_no_video_unless_asked_for() -> None:
+    assert all(not episode.video for episode in evaluate(3, episodes=5).episodes)
+
+
+@pytest.mark.parametrize(("episodes", "min_agent_steps", "width"), [(23, 0, 4), (3, 0, 3), (1, 30, 4)])
+def test_one_batch_shape_for_a_whole_evaluation(episodes: int, min_agent_steps: int, width: int) -> None:
+    """Idle places are acted for, with random numbers that follow from the seed."""
+    agent = Player()
+    evaluate(4, agent=agent, episodes=episodes, min_agent_steps=min_agent_steps)
+    assert {batch.shape for batch in agent.batches} == {(width, *SPEC.observation_shape)}
+    generator = torch.Generator().manual_seed(SEED)
+    expected = torch.stack([torch.rand(width, generator=generator) for _ in agent.noises])
+    assert torch.equal(torch.stack(agent.noises), expected)
+
+
+def test_an_episode_begins_with_its_first_frame_repeated() -> None:
+    agent = Player()
+    evaluate(2, agent=agent, episodes=2)
+    for slot, observation in enumerate(agent.batches[0]):
+        first = Dice().reset(seed_for(SEED, Purpose.EVALUATION_EPISODE, slot))
+        assert np.array_equal(observation, np.concatenate([first] * 3))
+
+
+def test_a_stack_keeps_the_newest_frames_oldest_first() -> None:
+    stack = FrameStack(SPEC)
+    frames = [np.full(SPEC.frame_shape, number, np.uint8) for number in range(1, 6)]
+    stack.reset(frames[0])
+    shown = []
+    for frame in frames[1:]:
+        stack.push(frame)
+        shown.append(stack.observation[::2, 0, 0].tolist())
+        assert np.array_equal(stack.observation[::2], stack.observation[1::2])
+    assert shown == [[1, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5]]
+    stack.reset(frames[0])
+    assert (stack.observation == 1).all()
+    assert stack.observation.dtype == np.uint8
+
+
+def test_mean_and_population_deviation() -> None:
+    evaluation = Evaluation([Episode(score=score) for score in (1.0, 2.0, 6.0)])
+    assert evaluation.mean == pytest.approx(3.0)
+    assert evaluation.std == pytest.approx((14 / 3) ** 0.5)
+    assert evaluation.scores.tolist() == [1.0, 2.0, 6.0]
+
+
+def test_environments_are_made_when_needed_kept_and_closed() -> None:
+    events: list[str] = []
+
+    class Noted(ThreadedGroup):
+        def __init__(self, count: int) -> None:
+            super().__init__(Dice, count)
+            events.append(f"made {count}")
+
+        def close(self) -> None:
+            super().close()
+            events.append("closed")
+
+    evaluator = Evaluator(Player(), Noted, ENGINE, 4)
+    assert events == []
+    for episodes in (2, 1, 2):
+        evaluator.evaluate(SEED, episodes=episodes)
+    assert events == ["made 2"]
+    assert len(evaluator.evaluate(SEED, episodes=9).episodes) == 9
+    assert events == ["made 2", "closed", "made 4"]
+    evaluator.evaluate(SEED, episodes=1)
+    evaluator.close()
+    evaluator.close()
+    assert events == ["made 2", "closed", "made 4", "closed"]
