@@ -9,6 +9,7 @@ from 0 since the start of the run; number modulo ring size is the slot.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -228,7 +229,7 @@ class Replay:
             "frames": self.frames[(kept % self.frame_capacity).to(self.device)].cpu(),
         }
 
-    def restore(self, parts: list[tuple[int, int, dict[str, Tensor]]], counters: dict[str, int]) -> None:
+    def restore(self, parts: Iterable[tuple[int, int, dict[str, Tensor]]], counters: dict[str, int]) -> None:
         """Puts back parts made by `written_since`, each with the numbers after its last transition and frame."""
         for transitions_end, frames_end, part in parts:
             rows, frames = len(part["rows"]), len(part["frames"])

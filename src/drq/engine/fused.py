@@ -46,7 +46,11 @@ class FusedEncoding:
 
 
 def fuse(agent: Agent, replay: Replay) -> bool:
-    """Gives the agent the fused encoding if its encoder, its augmentation and this GPU allow it."""
+    """Gives the agent the fused encoding if its encoder, its augmentation and this GPU allow it.
+
+    That an agent has an `encoding`, an augmentation `f` and a `critic` with an encoder is no part of the protocol:
+    SAC has them, and an agent that does not runs plainly.
+    """
     encoder = getattr(getattr(agent, "critic", None), "encoder", None)
     f = getattr(agent, "f", None)
     if not (hasattr(agent, "encoding") and isinstance(encoder, PixelEncoder)):

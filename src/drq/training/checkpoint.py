@@ -112,10 +112,12 @@ class Checkpoints:
                     f"add --device {described['device']}, or choose another --dir."
                 )
             self._segments = [Segment(**part) for part in described["segments"]]
-            parts = [
+            # One file in memory at a time: together they are as large as the replay.
+            parts = (
                 (part.transitions_end, part.frames_end, load_file(self.folder / part.file))
                 for part in self._segments
-            ]
+            )
+            learner.replay.restore(parts, described["replay"])
             state = load_file(self.folder / described["state"])
             _put_back(learner, state)
         except UserError:
@@ -125,7 +127,6 @@ class Checkpoints:
                 f"The checkpoint in {self.folder} cannot be read ({error}): "
                 "restore its files, or delete the folder to begin the run again."
             ) from error
-        learner.replay.restore(parts, described["replay"])
         learner.updates = described["updates"]
         self._remove_all_but({described["state"], *(part.file for part in self._segments)})
         return described["agent_step"], described["progress"], state["episode_actions"]
