@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import ctypes
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +26,19 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(wanted)
+
+
+def keep_freed_memory() -> None:
+    """Has glibc keep what it frees, instead of giving large blocks back to the system and asking for them again.
+
+    Every update allocates the same activations, hundreds of megabytes, and the system hands out pages one fault at a
+    time: 1.7 times the time of a float32 update on two cores.
+    """
+    mmap_max, trim_threshold = -4, -1  # M_MMAP_MAX and M_TRIM_THRESHOLD of malloc.h
+    with suppress(OSError, AttributeError):  # another C library keeps its own counsel
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(mmap_max, 0)
+        libc.mallopt(trim_threshold, 2**31 - 1)
 
 
 @dataclass(frozen=True)
@@ -71,8 +85,10 @@ class EngineSettings:
         return nullcontext()
 
     def apply_globally(self) -> None:
-        """Sets PyTorch's process-wide switches for this precision."""
-        if self.device.type == "cuda":
+        """Sets the process-wide switches for this device and precision."""
+        if self.device.type == "cpu":
+            keep_freed_memory()
+        else:
             tf32 = self.precision != "float32"
             torch.backends.cuda.matmul.allow_tf32 = tf32
             torch.backends.cudnn.allow_tf32 = tf32
