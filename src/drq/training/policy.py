@@ -20,7 +20,7 @@ from drq.training.evaluate import Evaluation, Evaluator, FrameStack
 from drq.training.evaluation_service import SIDE_BY_SIDE, make_group
 from drq.training.folder import config_from_json, read_description
 from drq.training.seeds import Purpose, seed_for
-from drq.training.video import save_video
+from drq.training.video import NO_FFMPEG, ffmpeg_available, save_video
 
 
 class TrainedPolicy:
@@ -100,6 +100,8 @@ def evaluate(
         video: where to write a video of the first episode, if anywhere.
         seed: another seed gives other episodes.
     """
+    if video is not None and not ffmpeg_available():
+        raise UserError(NO_FFMPEG)
     policy = load(path)
     config = policy.config
     evaluator = Evaluator(policy.agent, lambda count: make_group(config, count), policy.engine, SIDE_BY_SIDE)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from drq.errors import UserError
 
-NO_FFMPEG = "Videos need ffmpeg: pip install imageio-ffmpeg (or apt-get install ffmpeg), or train with --eval.no-video."
+NO_FFMPEG = "Videos need ffmpeg: pip install imageio-ffmpeg, or go without (--eval.no-video, no --video)."
 
 
 def ffmpeg_available() -> bool:

@@ -1,0 +1,93 @@
+"""Where numbers go: the CSVs, TensorBoard and Weights & Biases say the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import drq
+from drq.training.logs import CsvLog
+from runs import rows, small
+
+FAKE_WANDB = """
+import json, pathlib
+
+class Run:
+    def __init__(self, **settings):
+        self.file = pathlib.Path(settings["dir"]) / "wandb.jsonl"
+        self.write({"init": {key: settings[key] for key in ("project", "id", "name", "resume")}})
+
+    def write(self, row):
+        with open(self.file, "a") as file:
+            file.write(json.dumps(row) + "\\n")
+
+    def log(self, row):
+        self.write(row)
+
+    def finish(self):
+        self.write({"finished": True})
+
+def init(**settings):
+    return Run(**settings)
+"""
+
+
+def test_weights_and_biases_get_what_the_csvs_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a stand-in with the three calls that are used: the real one needs an account."""
+    (tmp_path / "wandb.py").write_text(FAKE_WANDB)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    folder = tmp_path / "run"
+    drq.train(small(folder, wandb=True), quiet=True)
+    logged = [json.loads(line) for line in (folder / "wandb.jsonl").read_text().splitlines()]
+    assert logged[0]["init"]["resume"] == "allow"
+    assert logged[-1] == {"finished": True}
+    evaluations = [row for row in logged if "eval/return_mean" in row]
+    assert [row["env_step"] for row in evaluations] == [40, 80, 120]
+    assert [row["eval/return_mean"] for row in evaluations] == [
+        float(row["return_mean"]) for row in rows(folder / "eval.csv")
+    ]
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+
+
+def test_tensorboard_gets_what_the_csvs_get(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    drq.train(small(tmp_path / "run"), quiet=True)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    points = events.Scalars("eval/return_mean")
+    assert [point.step for point in points] == [40, 80, 120]
+    expected = [float(row["return_mean"]) for row in rows(tmp_path / "run" / "eval.csv")]
+    assert [point.value for point in points] == pytest.approx(expected, rel=1e-6)
+    assert {"train/critic_loss", "train/alpha"} <= set(events.Tags()["scalars"])
+
+
+def test_a_log_is_cut_back_to_where_a_checkpoint_found_it(tmp_path: Path) -> None:
+    log = CsvLog(tmp_path / "log.csv", 0)
+    log.write({"a": 1, "b": 2})
+    size = log.size
+    log.write({"a": 3, "b": 4})
+    log.close()
+    with open(tmp_path / "log.csv", "a") as file:
+        file.write("5,")  # a row that a crash cut short
+    again = CsvLog(tmp_path / "log.csv", size)
+    again.write({"b": 6, "a": 5})
+    again.close()
+    assert (tmp_path / "log.csv").read_text().split() == ["a,b", "1,2", "5,6"]
+
+
+def test_without_ffmpeg_a_run_does_without_videos(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", lambda: (_ for _ in ()).throw(RuntimeError("no ffmpeg")))
+    config = small(tmp_path / "run", eval=dataclasses.replace(small(tmp_path).eval, video=True))
+    drq.train(config)
+    assert "No videos will be recorded. Videos need ffmpeg: pip install imageio-ffmpeg" in capfd.readouterr().err
+    assert len(rows(tmp_path / "run" / "eval.csv")) == 3
+    with pytest.raises(drq.UserError, match="Videos need ffmpeg"):
+        drq.evaluate(tmp_path / "run", episodes=1, video=tmp_path / "play.mp4")
