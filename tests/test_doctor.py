@@ -100,7 +100,7 @@ FAILURES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"renderer": "Drawing needs libEGL: type `apt-get x`."}, "renderer", "libEGL", "apt-get x"),
     ({"gpu": BrokenGPU("GT 710", "no kernel image")}, "gpu", "no kernel image", "--device cpu"),
     ({"compiler": False}, "C compiler", "missing", "apt-get install gcc"),
-    ({"gpu": GPU("A", 4 * GB, GB, True)}, "replay memory", "1.0 GB on the GPU", "--replay.device cpu"),
+    ({"gpu": GPU("A", 4 * GB, GB, True)}, "replay memory", "1.0 GB on the GPU", "--device cpu"),
     (LAPTOP | {"memory_free": GB}, "replay memory", "1.0 GB of memory", "--replay.capacity 36000"),
     ({"disk_free": 2 * GB}, "disk", "2.0 GB is free", "--dir"),
     ({"writable": False}, "disk", "cannot be written", "--dir"),
@@ -127,7 +127,7 @@ WARNINGS: list[tuple[dict[str, Any], str, str, str]] = [
     ({"gpu": None, "cuda": None}, "gpu", "built for the CPU alone", "CUDA build"),
     ({"gpu": None, "cuda_warning": "driver too old"}, "gpu", "driver too old", "older than 13.0"),
     ({"python_headers": False}, "C compiler", "Python.h", "apt-get install python3-dev"),
-    ({"gpu": GPU("A", 6 * GB, 5 * GB, True)}, "replay memory", "5.0 GB on the GPU", "--replay.device cpu"),
+    ({"gpu": GPU("A", 6 * GB, 5 * GB, True)}, "replay memory", "5.0 GB on the GPU", "--replay.capacity"),
     ({"ffmpeg": None}, "ffmpeg", "no videos", "pip install imageio-ffmpeg"),
 ]
 

@@ -148,12 +148,10 @@ AgentConfig = SACConfig | DQNConfig
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """The replay memory."""
+    """The replay memory. It lives beside the agent: on the GPU when that learns there, on the CPU otherwise."""
 
     capacity: int | None = 100_000
     """Transitions kept. Unset (None): as many as the run has agent steps."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where frames live. auto: beside the agent."""
 
 
 @dataclass(frozen=True)

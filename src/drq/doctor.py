@@ -216,11 +216,11 @@ def _check_replay_memory(machine: Machine) -> Iterator[Check]:
     if free is None or free >= needed + (UPDATE_BYTES if on_gpu else 0):
         yield Check("replay memory", "ok", found)
     elif free >= needed:
-        remedy = "if memory runs out, use `--replay.device cpu`"
+        remedy = "if memory runs out, lower `--replay.capacity`"
         yield Check("replay memory", "warning", f"{found}, and an update takes some as well: {remedy}.")
     else:
         fits = max(1000, int(0.8 * capacity * free / needed) // 1000 * 1000)
-        elsewhere = "keep it in host memory (`--replay.device cpu`) or " if on_gpu else ""
+        elsewhere = "train on the CPU (`--device cpu`) or " if on_gpu else ""
         remedy = f"{elsewhere}shrink it (`--replay.capacity {fits}`)"
         yield Check("replay memory", "failure", f"{found}: {remedy}.")
 

@@ -177,11 +177,6 @@ class Trainer:
     def _make_learner(self) -> Learner:
         config = self.config
         capacity = config.replay.capacity or self.total_agent_steps
-        place = self.device if config.replay.device == "auto" else torch.device(config.replay.device)
-        if place != self.device:
-            raise UserError(
-                "The replay lives beside the agent: leave --replay.device at auto, or set --device as well."
-            )
         needed = Replay.bytes_needed(self.spec, capacity)
         self.progress.say(
             f"{config.task} on {_device_name(self.device)}; replay of {capacity:,} transitions: {needed / 1e9:.2f} GB."
