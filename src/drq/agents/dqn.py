@@ -13,7 +13,8 @@ from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from drq import regularize
-from drq.agents.protocol import Metrics, adam
+from drq.agents.adam import FusedAdam
+from drq.agents.protocol import Metrics
 from drq.augment import Augmentation, parse
 from drq.config import DQNConfig
 from drq.envs.protocol import EnvSpec
@@ -94,13 +95,9 @@ class DQN:
         encoder.requires_grad_(not config.freeze_encoder)
 
         self.trained = [p for p in self.online.parameters() if p.requires_grad]
+        betas = config.adam_beta1, config.adam_beta2
         self.optimizers: dict[str, Optimizer] = {
-            "online": adam(
-                self.trained,
-                config.learning_rate,
-                betas=(config.adam_beta1, config.adam_beta2),
-                eps=config.adam_eps,
-            )
+            "online": FusedAdam(self.trained, config.learning_rate, betas, config.adam_eps)
         }
         self.modules = nn.ModuleDict({"online": self.online})
         if self.copies_target:
@@ -122,16 +119,16 @@ class DQN:
         return self._epsilon_greedy(count, self.config.epsilon_eval, generator)
 
     def _epsilon_greedy(self, count: int, epsilon: float, generator: Generator) -> Tensor:
-        """Columns: a uniform number, a random action, ε. The random action is taken where the number is below ε."""
-        device = generator.device
-        uniform = torch.rand(count, generator=generator, device=device)
-        action = torch.randint(self.actions, (count,), generator=generator, device=device)
-        return torch.stack([uniform, action.float(), torch.full_like(uniform, epsilon)], dim=1)
+        """Columns: a uniform number that decides below ε for a random action, another that chooses it, and ε."""
+        noise = torch.rand(count, 3, generator=generator, device=generator.device)
+        noise[:, 2] = epsilon
+        return noise
 
     @torch.no_grad()
     def act(self, obs: Tensor, noise: Tensor) -> Tensor:
-        uniform, random_action, epsilon = noise.unbind(1)
-        return torch.where(uniform < epsilon, random_action.long(), self.online(obs).argmax(1))
+        decides, chooses, epsilon = noise.unbind(1)
+        random_action = (chooses * self.actions).long().clamp(max=self.actions - 1)
+        return torch.where(decides < epsilon, random_action, self.online(obs).argmax(1))
 
     def draw(self, generator: Generator) -> Transformations:
         c = self.config

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from typing import Any, Protocol
 
 from torch import Generator, Tensor, nn
-from torch.optim import Adam, Optimizer
+from torch.optim import Optimizer
 
 from drq.replay import Batch
 
@@ -27,7 +27,9 @@ class Agent(Protocol):
         ...
 
     @property
-    def optimizers(self) -> dict[str, Optimizer]: ...
+    def optimizers(self) -> dict[str, Optimizer]:
+        """By name."""
+        ...
 
     @property
     def batch_size(self) -> int:
@@ -62,9 +64,3 @@ class Agent(Protocol):
     def update(self, batch: Batch, draws: Any, phase: Any) -> Metrics:
         """One gradient step of everything the phase names."""
         ...
-
-
-def adam(parameters: list[nn.Parameter], learning_rate: float, **options: Any) -> Adam:
-    """Adam, fused into one kernel. On a GPU its step count lives there, so that a CUDA graph can hold the update."""
-    on_gpu = parameters[0].is_cuda
-    return Adam(parameters, lr=learning_rate, fused=True, capturable=on_gpu, **options)

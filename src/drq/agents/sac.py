@@ -16,8 +16,9 @@ from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from drq import regularize
+from drq.agents.adam import FusedAdam
 from drq.agents.encoding import Encoding, PlainEncoding, Views
-from drq.agents.protocol import Metrics, adam
+from drq.agents.protocol import Metrics
 from drq.augment import Augmentation, parse
 from drq.config import SACConfig
 from drq.envs.protocol import EnvSpec
@@ -90,9 +91,9 @@ class SAC:
 
         self.trained_by_critic = [p for p in self.critic.parameters() if p.requires_grad]
         self.optimizers: dict[str, Optimizer] = {
-            "critic": adam(self.trained_by_critic, config.learning_rate),
-            "actor": adam(list(self.actor.parameters()), config.learning_rate),
-            "temperature": adam(list(self.temperature.parameters()), config.learning_rate),
+            "critic": FusedAdam(self.trained_by_critic, config.learning_rate),
+            "actor": FusedAdam(list(self.actor.parameters()), config.learning_rate),
+            "temperature": FusedAdam(list(self.temperature.parameters()), config.learning_rate),
         }
         self.modules = nn.ModuleDict(
             {

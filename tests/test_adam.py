@@ -1,0 +1,49 @@
+"""Our Adam is PyTorch's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from drq.agents.adam import FusedAdam
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_bit_for_bit(device: str) -> None:
+    torch.manual_seed(0)
+    initial = [torch.randn(3, 4, 5, 5).to(memory_format=torch.channels_last), torch.randn(7), torch.randn(())]
+    ours, theirs = ([nn.Parameter(value.to(device, copy=True)) for value in initial] for _ in range(2))
+    options = {"betas": (0.8, 0.95), "eps": 1.5e-4}
+    optimizers = [
+        FusedAdam(ours, 1e-2, **options),  # type: ignore[arg-type]
+        torch.optim.Adam(theirs, lr=1e-2, fused=True, capturable=device == "cuda", **options),  # type: ignore[arg-type]
+    ]
+    for update in range(6):
+        gradients = [torch.randn_like(value) for value in initial]
+        for parameters, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            assert all(parameter.grad is None for parameter in parameters)
+            for parameter, gradient in zip(parameters[: 2 + update % 2], gradients, strict=False):
+                parameter.grad = torch.empty_like(parameter).copy_(gradient)  # laid out as its parameter is
+            optimizer.step()
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one, other)
+        for key, value in optimizers[1].state[other].items():
+            assert torch.equal(optimizers[0].state[one][key].to(value.device), value), key
+
+
+def test_training_does_not_load_the_compiler() -> None:
+    """It takes seconds, which is what this optimiser is for."""
+    program = (
+        "import sys, torch; from drq.agents.adam import FusedAdam\n"
+        "p = torch.nn.Parameter(torch.ones(3)); adam = FusedAdam([p], 1e-3)\n"
+        "p.square().sum().backward(); adam.step(); adam.zero_grad()\n"
+        "assert (p < 1).all()\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
