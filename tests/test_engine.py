@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 
 from drq.agents import make_agent
 from drq.config import AgentConfig, DQNConfig, EngineConfig, SACConfig
+from drq.engine.aligned import align
 from drq.engine.graphs import without_a_trace
 from drq.engine.learner import Learner
 from drq.engine.settings import EngineSettings
@@ -41,7 +44,7 @@ def make_learner(spec: EnvSpec, agent: AgentConfig, engine: EngineConfig, device
             frame = rng.integers(0, 256, spec.frame_shape, dtype=np.uint8)
             replay.add(action, float(rng.normal()), float(rng.random() > 0.1), t == 19, frame)
     return Learner(
-        make_agent(spec, agent, place, seed=5), replay, EngineSettings.resolve(engine, place), seed=11
+        make_agent(spec, agent, place, seed=5), replay, EngineSettings.resolve(engine, place, agent), seed=11
     )
 
 
@@ -100,17 +103,21 @@ def test_a_warm_up_leaves_no_trace() -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_settings_by_device() -> None:
-    cpu = EngineSettings.resolve(EngineConfig(), torch.device("cpu"))
-    assert (cpu.precision, cpu.compile, cpu.cuda_graphs, cpu.kernels, cpu.eval_process) == (
-        "float32",
-        False,
-        False,
-        False,
-        False,
-    )
+@pytest.mark.parametrize(
+    ("capabilities", "precision"),
+    [({}, "float32"), ({"avx512_f": True}, "float32"), ({"avx512_bf16": True}, "bf16"), ({"amx_bf16": True}, "bf16")],
+)
+def test_settings_by_device(
+    capabilities: dict[str, bool], precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: capabilities)
+    cpu = EngineSettings.resolve(EngineConfig(), torch.device("cpu"), SAC_SETTINGS)
+    assert cpu.precision == precision
+    assert not any((cpu.compile, cpu.cuda_graphs, cpu.kernels, cpu.eval_process))
+    monkeypatch.delattr("torch.cpu.get_capabilities")  # as in PyTorch 2.11
+    assert EngineSettings.resolve(EngineConfig(), torch.device("cpu"), SAC_SETTINGS).precision == "float32"
     with pytest.raises(UserError, match="tf32 is a GPU's arithmetic"):
-        EngineSettings.resolve(EngineConfig(precision="tf32"), torch.device("cpu"))
+        EngineSettings.resolve(EngineConfig(precision="tf32"), torch.device("cpu"), SAC_SETTINGS)
 
 
 GPU_ENGINES = {
@@ -145,3 +152,21 @@ def test_acting_as_a_graph_equals_acting() -> None:
         np.testing.assert_allclose(
             plain.action(observation, agent_step)(), graph.action(observation, agent_step)(), atol=1e-5
         )
+
+
+@pytest.mark.parametrize("width", [50, 48])
+def test_padding_a_linear_layer_changes_nothing(width: int) -> None:
+    torch.manual_seed(0)
+    plain = torch.nn.Linear(5000, width, dtype=torch.float64)
+    other = copy.deepcopy(plain)
+    inputs = torch.randn(3, 5000, dtype=torch.float64)
+    agent = types.SimpleNamespace(modules=torch.nn.ModuleDict({"trunk": other, "narrow": torch.nn.Linear(50, 7)}))
+    align(agent)  # type: ignore[arg-type]
+    assert ("forward" in vars(other)) == (width == 50)
+    assert "forward" not in vars(agent.modules["narrow"])
+    upstream = torch.randn(3, width, dtype=torch.float64)
+    for layer in (plain, other):
+        layer(inputs).backward(upstream)
+    torch.testing.assert_close(other(inputs), plain(inputs))
+    torch.testing.assert_close(other.weight.grad, plain.weight.grad)
+    torch.testing.assert_close(other.bias.grad, plain.bias.grad)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -241,3 +242,89 @@ def test_environments_are_made_when_needed_kept_and_closed() -> None:
     evaluator.close()
     evaluator.close()
     assert events == ["made 2", "closed", "made 4", "closed"]
+
+
+class Watched(ThreadedGroup):
+    """Notes what is asked of it, and which episode was stepped how often."""
+
+    def __init__(self, env: Callable[[], Any], count: int) -> None:
+        super().__init__(env, count)
+        self.resets: list[dict[int, int]] = []
+        self.expected: list[list[int]] = []
+        self.number_in: dict[int, int] = {}
+        self.agent_steps: list[int] = []
+
+    def reset(self, seeds: Mapping[int, int]) -> dict[int, Frame]:
+        self.resets.append(dict(seeds))
+        for slot in seeds:
+            self.number_in[slot] = len(self.agent_steps)
+            self.agent_steps.append(0)
+        return super().reset(seeds)
+
+    def expect(self, seeds: Iterable[int]) -> None:
+        self.expected.append(list(islice(seeds, 3)))
+
+    def step(self, actions: Mapping[int, Action]) -> dict[int, Step]:
+        for slot in actions:
+            self.agent_steps[self.number_in[slot]] += 1
+        return super().step(actions)
+
+
+def watched(parallel: int, env: Callable[[], Any] = Dice, **options: Any) -> Watched:
+    groups: list[Watched] = []
+
+    def make(count: int) -> Watched:
+        groups.append(Watched(env, count))
+        return groups[-1]
+
+    evaluate(parallel, make_group=make, **options)
+    return groups[0]
+
+
+def seeds_of(*numbers: int) -> list[int]:
+    return [seed_for(SEED, Purpose.EVALUATION_EPISODE, number) for number in numbers]
+
+
+class ThreeSteps(Dice):
+    """Every episode takes as long as the others."""
+
+    def reset(self, seed: int) -> Frame:
+        frame = super().reset(seed)
+        self._left = 3
+        return frame
+
+
+def test_episodes_that_end_together_are_followed_together_by_those_that_were_announced() -> None:
+    group = watched(4, ThreeSteps, episodes=10)
+    assert group.resets == [
+        dict(enumerate(seeds_of(0, 1, 2, 3))),
+        dict(enumerate(seeds_of(4, 5, 6, 7))),
+        dict(enumerate(seeds_of(8, 9))),
+    ]
+    assert group.expected == [seeds_of(4, 5, 6), seeds_of(8, 9), []]
+    assert group.agent_steps == [3] * 10
+
+
+def test_slots_in_which_nothing_is_left_to_play_are_not_stepped() -> None:
+    group = watched(10, episodes=23)
+    assert group.agent_steps == [play_alone(number).agent_steps for number in range(23)]
+
+
+@pytest.mark.parametrize("parallel", [1, 3, 10])
+@pytest.mark.parametrize("min_agent_steps", [1, 12, 40, 100])
+def test_little_is_played_that_does_not_count(min_agent_steps: int, parallel: int) -> None:
+    """No episode begins, and none goes on, once those before it and itself are enough in any case."""
+
+    class Sparing(Watched):
+        def reset(self, seeds: Mapping[int, int]) -> dict[int, Frame]:
+            assert sum(self.agent_steps) < min_agent_steps
+            return super().reset(seeds)
+
+        def step(self, actions: Mapping[int, Action]) -> dict[int, Step]:
+            for slot in actions:
+                assert sum(self.agent_steps[: self.number_in[slot]]) < min_agent_steps
+            return super().step(actions)
+
+    evaluate(
+        parallel, make_group=lambda count: Sparing(Dice, count), episodes=1, min_agent_steps=min_agent_steps
+    )

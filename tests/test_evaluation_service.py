@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 import drq
-from drq.config import EngineConfig
+from drq import envs
+from drq.agents import make_agent
+from drq.agents.protocol import Agent
+from drq.config import EngineConfig, TrainConfig
+from drq.engine.settings import EngineSettings
+from drq.envs import EnvironmentGroup
+from drq.training import evaluation_service
 from drq.training.evaluation_service import EvaluationBeside, Request
 from runs import assert_same_run, rows, small
 
@@ -33,11 +41,11 @@ def test_a_dead_process_is_replaced_by_this_one(
 ) -> None:
     original = EvaluationBeside.submit
 
-    def submit(self: EvaluationBeside, request: Request) -> None:
+    def submit(self: EvaluationBeside, agent: Agent, request: Request) -> None:
         if request.agent_step == 80:
             os.kill(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        original(self, request)
+        original(self, agent, request)
 
     monkeypatch.setattr(EvaluationBeside, "submit", submit)
     drq.train(small(tmp_path / "run", engine=BESIDE), quiet=True)
@@ -57,3 +65,24 @@ def test_it_ends_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     drq.train(small(tmp_path / "run", engine=BESIDE, steps=40), quiet=True)
     assert services[0]._process.poll() is not None
     assert len(rows(tmp_path / "run" / "eval.csv")) == 1
+
+
+@pytest.mark.parametrize(("task", "at_once"), [("toy/reach", 10), ("dmc/walker-walk", 10), ("atari/pong", 32)])
+def test_games_are_played_more_at_once_than_tasks_of_control(
+    task: str, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Asked(Exception):
+        """With the number of environments."""
+
+    def refuse(config: TrainConfig, count: int) -> EnvironmentGroup:
+        raise Asked(count)
+
+    config = dataclasses.replace(small(tmp_path), task=task)
+    engine = EngineSettings.resolve(config.engine, torch.device("cpu"), config.agent)
+    spec = envs.make("toy/reach", config.env, 1).spec
+    agent = make_agent(spec, config.agent, torch.device("cpu"), seed=0)
+    monkeypatch.setattr(evaluation_service, "make_group", refuse)
+    evaluator = evaluation_service.make_evaluator(config, agent, engine)
+    for episodes, count in ((3, 3), (100, at_once)):
+        with pytest.raises(Asked, match=f"^{count}$"):
+            evaluator.evaluate(0, episodes=episodes)

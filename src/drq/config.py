@@ -173,7 +173,7 @@ class EngineConfig:
     """How the mathematics is run. None of it changes what is computed, beyond rounding."""
 
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
-    """Arithmetic of convolutions and linear layers. auto: bf16 on GPUs that have it, float32 on the CPU."""
+    """Arithmetic of convolutions and linear layers. auto: bf16 on devices that have it, else float32."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile the update. auto: on a GPU, for runs of 50,000 updates or more, where it pays."""
     cuda_graphs: Literal["auto", "on", "off"] = "auto"

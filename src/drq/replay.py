@@ -77,6 +77,10 @@ class Replay:
         self.window = torch.zeros(2, dtype=torch.int64, device=device)
         """Slot of the oldest transition and how many may be sampled: on the device, so that sampling needs no host."""
 
+        # Made once: an update is so many small operations that each counts.
+        self._ahead = torch.arange(n_step, device=device)
+        self._back = torch.arange(spec.frame_stack - 1, -1, -1, device=device)
+
         # What is written travels through page-locked memory, so that a store need not wait for the GPU.
         pin = device.type == "cuda"
         self._frame_staging = torch.zeros(spec.frame_shape, dtype=frame_dtype, pin_memory=pin)
@@ -128,8 +132,8 @@ class Replay:
         number = self.transitions_added
         slot = number % self.capacity
         newest = self.frames_added - 1
-        self._place_staging[0] = newest % self.frame_capacity
-        self._place_staging[1] = self.age
+        # Through numpy: setting one element of a tensor takes twenty times as long.
+        self._place_staging.numpy()[:] = newest % self.frame_capacity, self.age
         self.places[slot].copy_(self._place_staging, non_blocking=True)
         row = self._row_staging.numpy()
         row[REWARD], row[DISCOUNT], row[DONE] = reward, discount, done
@@ -153,17 +157,14 @@ class Replay:
     def gather(self, slots: Tensor) -> Batch:
         """Rebuilds the transitions in these slots."""
         frame, age = self.places[slots].unbind(1)
-        first = self.rows[slots]
-        reward = first[:, REWARD]
-        discount = self.discount * first[:, DISCOUNT]
-        going = 1.0 - first[:, DONE]
-        length = torch.ones_like(age)
-        for ahead in range(1, self.n_step):
-            row = self.rows[(slots + ahead) % self.capacity]
-            reward = reward + going * discount * row[:, REWARD]
-            discount = torch.where(going > 0, discount * self.discount * row[:, DISCOUNT], discount)
-            length = length + going.long()
-            going = going * (1.0 - row[:, DONE])
+        rows = self.rows[(slots[:, None] + self._ahead) % self.capacity]
+        first, rewards, dones = rows[:, 0], rows[:, :, REWARD], rows[:, :, DONE]
+        goes_on = (1.0 - dones[:, :-1]).cumprod(1)  # after each of its steps but the last, does the return go on?
+        discounts = (self.discount * rows[:, :, DISCOUNT]).cumprod(1)
+        reward = rewards[:, 0] + (goes_on * discounts[:, :-1] * rewards[:, 1:]).sum(1)
+        last = goes_on.sum(1).long()
+        discount = discounts.gather(1, last[:, None])[:, 0]
+        length = last + 1
         return Batch(
             obs=self._stack(frame, age),
             action=first[:, ACTION:] if self.spec.action_kind == "continuous" else first[:, ACTION].long(),
@@ -179,8 +180,7 @@ class Replay:
         return stack.tensor()[0].cpu().numpy()
 
     def _stack(self, frame: Tensor, age: Tensor) -> StackedFrames:
-        back = torch.arange(self.spec.frame_stack - 1, -1, -1, device=self.device)
-        slots = (frame[:, None] - torch.minimum(back[None], age[:, None])) % self.frame_capacity
+        slots = (frame[:, None] - torch.minimum(self._back[None], age[:, None])) % self.frame_capacity
         return StackedFrames(self.frames, slots)
 
     def _store_frame(self, frame: Frame) -> None:
@@ -194,8 +194,7 @@ class Replay:
         oldest_frame_kept = self.frames_added - self.frame_capacity
         while len(self) and self._oldest_frame[self.oldest % self.capacity] < oldest_frame_kept:
             self.oldest += 1
-        self._window_staging[0] = self.oldest % self.capacity
-        self._window_staging[1] = self.sampleable
+        self._window_staging.numpy()[:] = self.oldest % self.capacity, self.sampleable
         self.window.copy_(self._window_staging, non_blocking=True)
 
     def _wait_for_copies(self) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drq.agents.protocol import Agent, Metrics
+from drq.engine.aligned import align
 from drq.engine.fused import fuse
 from drq.engine.graphs import Captured, without_a_trace
 from drq.engine.settings import EngineSettings
@@ -28,7 +29,10 @@ class Actor:
         self._graphs: dict[int, ActingGraph] = {}
 
     def act(self, observations: NDArray[Any], noise: Tensor) -> NDArray[Any]:
-        """Actions for a batch of stacked observations, with the agent's exploration or evaluation numbers."""
+        """Actions for a batch of stacked observations, with the agent's numbers for exploration or evaluation.
+
+        Both come from the host: a few numbers are drawn there faster than a GPU is asked for them.
+        """
         return self.begin(observations, noise)()
 
     def begin(self, observations: NDArray[Any], noise: Tensor) -> Callable[[], NDArray[Any]]:
@@ -39,33 +43,36 @@ class Actor:
                 self._graphs[count] = ActingGraph(self.agent, self.engine, observations, noise)
             return self._graphs[count].begin(observations, noise)
         with self.engine.arithmetic():
-            actions = self.agent.act(torch.from_numpy(observations).to(self.engine.device), noise)
+            on_device = torch.from_numpy(observations).to(self.engine.device)
+            actions = self.agent.act(on_device, noise.to(self.engine.device))
         return lambda: actions.cpu().numpy()
 
 
 class ActingGraph:
-    """Acting for a fixed number of observations as a CUDA graph, with its copies in and out."""
+    """Acting for a fixed number of observations as a CUDA graph: copies in, networks, copy out, in one launch."""
 
     def __init__(self, agent: Agent, engine: EngineSettings, observations: NDArray[Any], noise: Tensor) -> None:
         # Copies from and to page-locked memory are queued like kernels; others would wait for the whole queue.
-        self._observations = torch.from_numpy(observations).pin_memory()
-        self._on_device = self._observations.to(engine.device)
-        self._noise = noise.clone()
+        self._inputs = [tensor.clone().pin_memory() for tensor in (torch.from_numpy(observations), noise)]
+        on_device = [tensor.to(engine.device) for tensor in self._inputs]
+        with engine.arithmetic():
+            actions = agent.act(*on_device)
+        self._actions = torch.empty_like(actions, device="cpu").pin_memory()
 
         def act() -> Tensor:
+            for tensor, host in zip(on_device, self._inputs, strict=True):
+                tensor.copy_(host, non_blocking=True)
             with engine.arithmetic():
-                return agent.act(self._on_device, self._noise)
+                return self._actions.copy_(agent.act(*on_device), non_blocking=True)
 
         self._graph = Captured(act, [])
-        self._actions = torch.empty_like(self._graph.result, device="cpu").pin_memory()
         self._done = torch.cuda.Event()
 
     def begin(self, observations: NDArray[Any], noise: Tensor) -> Callable[[], NDArray[Any]]:
         self._done.synchronize()  # the buffers below are free once the last actions have come out
-        self._observations.numpy()[...] = observations
-        self._on_device.copy_(self._observations, non_blocking=True)
-        self._noise.copy_(noise)
-        self._actions.copy_(self._graph.replay(), non_blocking=True)
+        self._inputs[0].numpy()[...] = observations
+        self._inputs[1].copy_(noise)
+        self._graph.replay()
         self._done.record()
 
         def wait() -> NDArray[Any]:
@@ -100,13 +107,15 @@ class Learner:
         self.updates = 0
         self.generator = torch.Generator(engine.device).manual_seed(seed)
         """Draws everything of the updates."""
-        self.acting_generator = torch.Generator(engine.device).manual_seed(seed + 1)
+        self.acting_generator = torch.Generator().manual_seed(seed + 1)
         self.actor = Actor(agent, replay.spec, engine)
         self._graphs: dict[Hashable, Captured[Metrics]] = {}
         self._metrics: Metrics = {}
         self.fused = engine.kernels and fuse(agent, replay)
         if not self.fused:
             lay_out(agent)
+        if engine.on_tensor_cores:
+            align(agent)
         engine.apply_globally()
         if engine.compile:
             self._compile()

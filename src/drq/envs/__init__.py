@@ -56,13 +56,18 @@ def make(task: str, config: EnvConfig, action_repeat: int) -> Environment:
 def make_group(task: str, config: EnvConfig, action_repeat: int, count: int) -> EnvironmentGroup:
     """So many environments of a task to play side by side. What each gives is what that of `make` gives."""
     family, _, name = task.partition("/")
-    if family != "dmc":
+    if family not in ("dmc", "atari"):
         return ThreadedGroup(lambda: make(task, config, action_repeat), count)
     check_task(task)
     _check_settings(config, action_repeat)
-    from drq.envs.dmc_group import make_dmc_group
+    if family == "dmc":
+        from drq.envs.dmc_group import make_dmc_group
 
-    return make_dmc_group(name, config, action_repeat, count)
+        return make_dmc_group(name, config, action_repeat, count)
+    from drq.envs.atari import make_atari
+    from drq.envs.atari_group import AtariGroup
+
+    return AtariGroup(lambda: make_atari(name, config), count)
 
 
 def _check_settings(config: EnvConfig, action_repeat: int) -> None:

@@ -11,6 +11,8 @@ Choices that change results:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -50,7 +52,9 @@ class AtariEnvironment:
     def __init__(self, name: str, config: EnvConfig) -> None:
         frame_limit = limit_env_steps(MAX_FRAMES, config.max_episode_steps)
         self._agent_step_limit = limit_agent_steps(frame_limit, FRAME_SKIP)
-        self._emulator = _emulator(name, config.image_size, config.image_size, grayscale=True)
+        size = config.image_size
+        self._emulator = _emulator(name, size, size, grayscale=True)
+        self._next = _NextEpisode(lambda: _emulator(name, size, size, grayscale=True))
         scores = SCORES_26.get(name)
         self._spec = EnvSpec(
             task=f"atari/{name}",
@@ -80,23 +84,38 @@ class AtariEnvironment:
         return 0.0  # the emulator draws as it goes: there is no time to tell apart
 
     def reset(self, seed: int) -> Frame:
-        self._seed = int(seed) % 2**31  # the emulator's own range
+        self._seed = _emulators_range(seed)
         self._actions = []
-        # A seed makes ale-py load the game anew. That costs some 0.1 s, and is what makes the episode a function of
-        # it: in some games (Assault, Hero) a plain reset leaves traces of the episode before.
-        frames, info = self._emulator.reset(seed=self._seed)
+        begun = self._next.taken_for(self._emulator, self._seed)
+        self._emulator, frames, info = begun or _reset(self._emulator, self._seed)
         self._lives = int(info["lives"][0])
         self._playing = True
         return _only(frames)
 
+    def expect(self, seed: int) -> None:
+        """Loads the game anew beside the episode under way, in a second emulator."""
+        self._next.begin(_emulators_range(seed))
+
     def step(self, action: Action) -> Step:
+        self.check(action)
+        self.send(action)
+        return self.receive()
+
+    def check(self, action: Action) -> None:
+        """Refuses what cannot be played now."""
         if not self._playing:
             raise UserError(f"{self._spec.task} has no episode under way: call reset(seed) before step.")
         size = self._spec.action_size
         if np.ndim(action) != 0 or not 0 <= int(action) < size:
             raise UserError(f"{self._spec.task} takes actions from 0 to {size - 1}, not {action!r}.")
+
+    def send(self, action: Action) -> None:
+        """Begins a step in the emulator's own thread. `receive` waits for it, and has to come next."""
         self._actions.append(int(action))
-        frames, rewards, game_over, _, info = self._emulator.step(np.array([action], dtype=np.int32))
+        self._emulator.send(np.array([action], dtype=np.int32))
+
+    def receive(self) -> Step:
+        frames, rewards, game_over, _, info = self._emulator.recv()
         lives = int(info["lives"][0])
         terminal = bool(game_over[0]) or lives < self._lives
         self._lives = lives
@@ -113,7 +132,45 @@ class AtariEnvironment:
     def close(self) -> None:
         self._playing = False
         self._emulator.close()
+        self._next.close()
         self._colour.close()
+
+
+class _NextEpisode:
+    """A second emulator, which loads the game anew while the first one plays."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._emulator: Any = None
+        self._seed: int | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="atari-reset")
+        self._reset: Future[tuple[Any, Any, Any]] | None = None
+
+    def begin(self, seed: int) -> None:
+        if seed == self._seed:
+            return
+        self._wait()
+        self._emulator = self._emulator or self._make()
+        self._seed = seed
+        self._reset = self._thread.submit(_reset, self._emulator, seed)
+
+    def taken_for(self, emulator: Any, seed: int) -> tuple[Any, Any, Any] | None:
+        """The emulator with its first frames, if it was this episode that was begun, in exchange for another."""
+        if seed != self._seed or self._reset is None:
+            return None
+        begun = self._reset.result()
+        self._emulator, self._seed, self._reset = emulator, None, None
+        return begun
+
+    def close(self) -> None:
+        self._wait()
+        self._thread.shutdown()
+        if self._emulator is not None:
+            self._emulator.close()
+
+    def _wait(self) -> None:
+        if self._reset is not None:
+            self._reset.result()
 
 
 class _ColourReplay:
@@ -174,6 +231,20 @@ def _emulator(name: str, height: int, width: int, *, grayscale: bool) -> Any:
         reward_clipping=False,
         use_fire_reset=False,
     )
+
+
+def _emulators_range(seed: int) -> int:
+    return int(seed) % 2**31
+
+
+def _reset(emulator: Any, seed: int) -> tuple[Any, Any, Any]:
+    """The emulator, its first frames and what is known of them.
+
+    A seed makes ale-py load the game anew. That costs some 0.1 s, and is what makes the episode a function of it: in
+    some games (Assault, Hero) a plain reset leaves traces of the episode before.
+    """
+    frames, info = emulator.reset(seed=seed)
+    return emulator, frames, info
 
 
 def _only(batch: NDArray[np.uint8]) -> NDArray[np.uint8]:

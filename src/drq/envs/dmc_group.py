@@ -54,9 +54,13 @@ class ControlSuiteGroup:
     def spec(self) -> EnvSpec:
         return self._envs[0].spec
 
-    def reset(self, slot: int, seed: int) -> Frame:
-        self._envs[slot].begin(seed)
-        return self._frames([slot])[slot]
+    def reset(self, seeds: Mapping[int, int]) -> dict[int, Frame]:
+        for slot, seed in seeds.items():
+            self._envs[slot].begin(seed)
+        return self._frames(seeds)
+
+    def expect(self, seeds: Iterable[int]) -> None:
+        """Resets take no longer than steps: nothing is begun early."""
 
     def step(self, actions: Mapping[int, Action]) -> dict[int, Step]:
         # One after the other: half of the time and more is the suite's Python, and threads would wait for its lock.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -22,8 +22,15 @@ class EnvironmentGroup(Protocol):
     @property
     def spec(self) -> EnvSpec: ...
 
-    def reset(self, slot: int, seed: int) -> Frame:
-        """Begins an episode in a slot and returns its first frame."""
+    def reset(self, seeds: Mapping[int, int]) -> dict[int, Frame]:
+        """Begins an episode in each slot named, from the seed given for it, and returns the first frames."""
+        ...
+
+    def expect(self, seeds: Iterable[int]) -> None:
+        """Says which seeds the next resets will probably have, soonest first and without end if there is none.
+
+        Resets that take long may be begun beside play. What `reset` gives is the same.
+        """
         ...
 
     def step(self, actions: Mapping[int, Action]) -> dict[int, Step]:
@@ -51,8 +58,12 @@ class ThreadedGroup:
     def spec(self) -> EnvSpec:
         return self._envs[0].spec
 
-    def reset(self, slot: int, seed: int) -> Frame:
-        return self._threads[slot].submit(self._envs[slot].reset, seed).result()
+    def reset(self, seeds: Mapping[int, int]) -> dict[int, Frame]:
+        frames = {slot: self._threads[slot].submit(self._envs[slot].reset, seed) for slot, seed in seeds.items()}
+        return {slot: frame.result() for slot, frame in frames.items()}
+
+    def expect(self, seeds: Iterable[int]) -> None:
+        """Nothing is begun early."""
 
     def step(self, actions: Mapping[int, Action]) -> dict[int, Step]:
         steps = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +18,18 @@ from drq.envs.protocol import EnvSpec, Frame
 from drq.training.seeds import Purpose, seed_for
 
 
+def blank_observations(spec: EnvSpec, count: int) -> NDArray[Any]:
+    """A batch of so many stacked observations, all zero."""
+    return np.zeros((count, *spec.observation_shape), dtype=np.uint8 if spec.pixels else np.float32)
+
+
 class FrameStack:
     """The newest frames of one episode as an observation; the first frame is repeated at a reset."""
 
-    def __init__(self, spec: EnvSpec) -> None:
+    def __init__(self, spec: EnvSpec, memory: NDArray[Any] | None = None) -> None:
+        """`memory`: where to keep the observation, if it has its place in a batch."""
         self._channels = spec.frame_shape[0]
-        self._stack = np.zeros(spec.observation_shape, dtype=np.uint8 if spec.pixels else np.float32)
+        self._stack = blank_observations(spec, 1)[0] if memory is None else memory
 
     def reset(self, frame: Frame) -> None:
         for start in range(0, len(self._stack), self._channels):
@@ -67,12 +73,39 @@ class Evaluation:
         return float(self.scores.std())
 
 
-class Evaluator:
-    """Plays evaluation episodes with an agent.
+class _Numbered:
+    """The episodes of an evaluation, numbered as they begin. A number has its seed.
 
-    Which episodes count does not depend on how many are played at once: they are numbered, each has its own seed,
-    and an evaluation is the shortest run of numbers from 0 that is long enough.
+    Which of them count does not depend on how many are played at once: it is the shortest run of numbers from 0 that
+    is long enough.
     """
+
+    def __init__(self, seed: int, episodes: int, min_agent_steps: int) -> None:
+        self._seed = seed
+        self._episodes = episodes
+        self._min_agent_steps = min_agent_steps
+        self.begun: list[Episode] = []
+
+    @property
+    def limit(self) -> int:
+        """No number from this one on will count, so far as is known: it only ever falls."""
+        if not self._min_agent_steps:
+            return self._episodes
+        missing = self._min_agent_steps
+        for number, episode in enumerate(self.begun):
+            missing -= max(episode.agent_steps, 1)  # no episode is without an agent step
+            if missing <= 0:
+                return number + 1
+        return len(self.begun) + missing
+
+    def seeds(self) -> Iterator[int]:
+        """Of the episodes that may be needed beyond those begun."""
+        numbers = range(len(self.begun), self.limit)
+        return (seed_for(self._seed, Purpose.EVALUATION_EPISODE, number) for number in numbers)
+
+
+class Evaluator:
+    """Plays evaluation episodes with an agent."""
 
     def __init__(
         self,
@@ -90,75 +123,69 @@ class Evaluator:
         self._slots = 0
         self._actor: Actor | None = None
 
+    def prepare(self, *, episodes: int, min_agent_steps: int) -> None:
+        """Makes the environments that such an evaluation needs."""
+        self._group_of(self._width(episodes, min_agent_steps))
+
     def evaluate(
         self, seed: int, *, episodes: int, min_agent_steps: int = 0, video: bool = False
     ) -> Evaluation:
         """Plays `episodes` episodes, or whole episodes until `min_agent_steps` are played."""
-        generator = torch.Generator(self.engine.device).manual_seed(seed)
-        width = self._parallel if min_agent_steps else min(self._parallel, episodes)
+        generator = torch.Generator().manual_seed(seed)
+        width = self._width(episodes, min_agent_steps)
         group = self._group_of(width)
         spec = group.spec
         self._actor = self._actor or Actor(self.agent, spec, self.engine)
-        stacks = [FrameStack(spec) for _ in range(width)]
-        played: dict[int, Episode] = {}
-        finished: set[int] = set()
-        number_in: list[int | None] = [None] * width
+        observations = blank_observations(spec, width)
+        stacks = [FrameStack(spec, memory) for memory in observations]
+        numbered = _Numbered(seed, episodes, min_agent_steps)
+        number_in: dict[int, int] = {}  # of the episode under way in a slot
 
-        def enough() -> int | None:
-            """How many episodes the evaluation consists of, once that is known."""
-            if not min_agent_steps:
-                return episodes
-            total = 0
-            for number in range(len(played)):
-                if number not in finished:
-                    return None
-                total += played[number].agent_steps
-                if total >= min_agent_steps:
-                    return number + 1
-            return None
-
-        def begin(slot: int) -> None:
-            number = len(played)
-            limit = enough()
-            if limit is not None and number >= limit:
-                number_in[slot] = None
+        def begin(slots: Iterable[int]) -> None:
+            """Episodes in these slots, as long as any are needed."""
+            seeds = dict(zip(slots, numbered.seeds(), strict=False))
+            if not seeds:
                 return
-            number_in[slot] = number
-            episode = played[number] = Episode()
-            stacks[slot].reset(group.reset(slot, seed_for(seed, Purpose.EVALUATION_EPISODE, number)))
-            if video and number == 0:
-                episode.video.append(group.render(slot))
+            frames = group.reset(seeds)
+            for slot in seeds:
+                number_in[slot] = len(numbered.begun)
+                numbered.begun.append(Episode())
+                stacks[slot].reset(frames[slot])
+                record(slot)
+            group.expect(numbered.seeds())
 
-        for slot in range(width):
-            begin(slot)
-        while any(number is not None for number in number_in):
-            limit = enough()
-            if limit is not None and all(number in finished for number in range(limit)):
-                break
+        def record(slot: int) -> None:
+            if video and number_in[slot] == 0:
+                numbered.begun[0].video.append(group.render(slot))
+
+        begin(range(width))
+        while number_in:
             # Idle places are acted for as well: one batch shape for the whole evaluation.
-            observations = np.stack([stack.observation for stack in stacks])
             actions = self._actor.act(observations, self.agent.evaluation(width, generator))
-            playing = {slot: number for slot, number in enumerate(number_in) if number is not None}
-            steps = group.step({slot: to_action(actions[slot], spec) for slot in playing})
-            for slot, number in playing.items():
-                step = steps[slot]
-                episode = played[number]
+            steps = group.step({slot: to_action(actions[slot], spec) for slot in number_in})
+            for slot, step in steps.items():
+                episode = numbered.begun[number_in[slot]]
                 episode.score += step.score
                 episode.agent_steps += 1
                 stacks[slot].push(step.frame)
-                if video and number == 0:
-                    episode.video.append(group.render(slot))
-                if step.done:
-                    finished.add(number)
-                    begin(slot)
-        limit = enough()
-        assert limit is not None
-        return Evaluation([played[number] for number in range(limit)])
+                record(slot)
+            over = sorted(slot for slot, step in steps.items() if step.done)
+            for slot in over:
+                del number_in[slot]
+            if over:
+                begin(over)
+            limit = numbered.limit
+            number_in = {slot: number for slot, number in number_in.items() if number < limit}
+        return Evaluation(numbered.begun[: numbered.limit])
 
     def close(self) -> None:
         if self._group is not None:
             self._group.close()
         self._group = None
+
+    def _width(self, episodes: int, min_agent_steps: int) -> int:
+        """How many episodes are played at once."""
+        return self._parallel if min_agent_steps else min(self._parallel, episodes)
 
     def _group_of(self, slots: int) -> EnvironmentGroup:
         """The environments, as many as are needed or more."""

@@ -24,18 +24,19 @@ def serve(pipe: Connection) -> None:
     """Plays requests until the pipe closes: first the run's configuration, then request and weights by turns."""
     config = config_from_json(json.loads(pipe.recv_bytes()))
     device = choose_device(config.device)
-    engine = dataclasses.replace(EngineSettings.resolve(config.engine, device), compile=False)
+    engine = dataclasses.replace(EngineSettings.resolve(config.engine, device, config.agent), compile=False)
     engine.apply_globally()
     torch.set_num_threads(1)
     first = make_env(config)
     agent = make_agent(first.spec, config.agent, device, seed=0)
     lay_out(agent)
     first.close()
-    here = EvaluationHere(config, agent, engine)
+    here = EvaluationHere(config, engine)
+    here.prepare(agent)
     while True:
         request = Request(**json.loads(pipe.recv_bytes()))
         agent.modules.load_state_dict(safetensors.torch.load(pipe.recv_bytes()))
-        pipe.send_bytes(json.dumps(here.play(request)).encode())
+        pipe.send_bytes(json.dumps(here.play(agent, request)).encode())
 
 
 if __name__ == "__main__":

@@ -30,6 +30,9 @@ from drq.training.video import save_video
 
 SIDE_BY_SIDE = 10
 """Episodes played at once."""
+SIDE_BY_SIDE_ATARI = 32
+"""The same for Atari: games are long, cost a core each, and are emulated without Python. With more than this, making
+the emulators (0.1 s each, one after the other) takes longer than is won, and more is played that does not count."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,9 @@ class EvaluationService(Protocol):
         """Whether an evaluation is not collected yet."""
         ...
 
-    def submit(self, request: Request) -> None: ...
+    def submit(self, agent: Agent, request: Request) -> None:
+        """Asks for an evaluation of the agent as it is now. It is the same agent every time, further trained."""
+        ...
 
     def collect(self, *, wait: bool) -> list[tuple[Request, list[float]]]:
         """Finished evaluations with the score of each episode, in the order of their requests."""
@@ -66,52 +71,70 @@ def make_group(config: TrainConfig, count: int) -> EnvironmentGroup:
     return envs.make_group(config.task, config.env, action_repeat_for(config), count)
 
 
-def open_evaluation_service(config: TrainConfig, agent: Agent, engine: EngineSettings) -> EvaluationService:
-    """The service that the engine's settings ask for."""
-    here = EvaluationHere(config, agent, engine)
-    return EvaluationBeside(config, agent, here) if engine.eval_process else here
+def make_evaluator(config: TrainConfig, agent: Agent, engine: EngineSettings) -> Evaluator:
+    """Plays evaluation episodes of a run's task. The agent may be changed between two evaluations."""
+    side_by_side = SIDE_BY_SIDE_ATARI if config.task.startswith("atari/") else SIDE_BY_SIDE
+    return Evaluator(agent, lambda count: make_group(config, count), engine, side_by_side)
+
+
+def open_evaluation_service(config: TrainConfig, engine: EngineSettings) -> EvaluationService:
+    """The service that the engine's settings ask for. Best opened early: a process takes seconds to be ready."""
+    here = EvaluationHere(config, engine)
+    return EvaluationBeside(config, here) if engine.eval_process else here
 
 
 class EvaluationHere:
     """Plays at once, in this process."""
 
-    def __init__(self, config: TrainConfig, agent: Agent, engine: EngineSettings) -> None:
-        self._config = config.eval
-        self._evaluator = Evaluator(agent, lambda count: make_group(config, count), engine, SIDE_BY_SIDE)
+    def __init__(self, config: TrainConfig, engine: EngineSettings) -> None:
+        self._config = config
+        self._engine = engine
+        self._evaluator: Evaluator | None = None
         self._done: list[tuple[Request, list[float]]] = []
 
     @property
     def under_way(self) -> bool:
         return bool(self._done)
 
-    def submit(self, request: Request) -> None:
-        self._done.append((request, self.play(request)))
+    def submit(self, agent: Agent, request: Request) -> None:
+        self._done.append((request, self.play(agent, request)))
 
-    def play(self, request: Request) -> list[float]:
-        evaluation = self._evaluator.evaluate(
-            request.seed,
-            episodes=self._config.episodes,
-            min_agent_steps=self._config.min_agent_steps,
-            video=request.video is not None,
+    def prepare(self, agent: Agent) -> None:
+        """Makes the environments, so that the first evaluation need not."""
+        self._evaluator_of(agent).prepare(**self._length)
+
+    def play(self, agent: Agent, request: Request) -> list[float]:
+        evaluation = self._evaluator_of(agent).evaluate(
+            request.seed, **self._length, video=request.video is not None
         )
         if request.video is not None:
             save_video(Path(request.video), evaluation.episodes[0].video)
         return [float(score) for score in evaluation.scores]
+
+    @property
+    def _length(self) -> dict[str, int]:
+        config = self._config.eval
+        return {"episodes": config.episodes, "min_agent_steps": config.min_agent_steps}
+
+    def _evaluator_of(self, agent: Agent) -> Evaluator:
+        self._evaluator = self._evaluator or make_evaluator(self._config, agent, self._engine)
+        return self._evaluator
 
     def collect(self, *, wait: bool) -> list[tuple[Request, list[float]]]:
         done, self._done = self._done, []
         return done
 
     def close(self) -> None:
-        self._evaluator.close()
+        if self._evaluator is not None:
+            self._evaluator.close()
 
 
 class EvaluationBeside:
     """Plays in a second Python process. Should that one end, this process takes over what it left."""
 
-    def __init__(self, config: TrainConfig, agent: Agent, fallback: EvaluationHere) -> None:
-        self._agent = agent
+    def __init__(self, config: TrainConfig, fallback: EvaluationHere) -> None:
         self._fallback = fallback
+        self._agent: Agent | None = None
         self._pending: list[tuple[Request, bytes]] = []
         self._pipe, theirs = Pipe()
         descriptor = theirs.fileno()
@@ -130,9 +153,10 @@ class EvaluationBeside:
     def under_way(self) -> bool:
         return bool(self._pending)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, agent: Agent, request: Request) -> None:
+        self._agent = agent
         weights = safetensors.torch.save(
-            {name: value.detach().cpu().contiguous() for name, value in self._agent.modules.state_dict().items()}
+            {name: value.detach().cpu().contiguous() for name, value in agent.modules.state_dict().items()}
         )
         self._pending.append((request, weights))
         # The other process reads only between two evaluations, and training must not wait for that.
@@ -157,12 +181,14 @@ class EvaluationBeside:
 
     def _play_here(self, request: Request, weights: bytes) -> list[float]:
         print("The evaluation process has ended; this process evaluates instead.", file=sys.stderr)
-        current = {name: value.clone() for name, value in self._agent.modules.state_dict().items()}
-        self._agent.modules.load_state_dict(safetensors.torch.load(weights))
+        agent = self._agent
+        assert agent is not None
+        current = {name: value.clone() for name, value in agent.modules.state_dict().items()}
+        agent.modules.load_state_dict(safetensors.torch.load(weights))
         try:
-            return self._fallback.play(request)
+            return self._fallback.play(agent, request)
         finally:
-            self._agent.modules.load_state_dict(current)
+            agent.modules.load_state_dict(current)
 
     def close(self) -> None:
         self._process.terminate()

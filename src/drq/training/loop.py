@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,12 @@ from drq.agents import make_agent
 from drq.config import TrainConfig, check
 from drq.engine.learner import Learner, to_action
 from drq.engine.settings import EngineSettings, choose_device
-from drq.envs.protocol import Action, Environment, EnvSpec
+from drq.envs.protocol import Action, Environment, EnvSpec, Frame, Step
 from drq.errors import UserError
 from drq.presets import action_repeat_for, default_dir
 from drq.replay import Replay
 from drq.training.checkpoint import Checkpoints
-from drq.training.env_thread import EnvThread
+from drq.training.env_thread import EnvHere, EnvThread, EnvWorker
 from drq.training.evaluate import FrameStack
 from drq.training.evaluation_service import Request, open_evaluation_service
 from drq.training.folder import RunFolder, config_to_json, write_atomically
@@ -73,12 +73,13 @@ class Trainer:
         self.config = config
         self.label = label
         self.device = choose_device(config.device)
-        self.env = EnvThread(lambda: make_env(config))
+        in_its_place = EnvHere if self.device.type == "cuda" else EnvThread
+        self.env: EnvWorker = in_its_place(lambda: make_env(config))
         self.spec: EnvSpec = self.env.env.spec
         self.unit = "env steps" if self.spec.budget_counts == "env_step" else "agent steps"
         self.steps_per_agent_step = self.spec.action_repeat if self.spec.budget_counts == "env_step" else 1
         updates = (self.total_agent_steps - config.agent.seed_steps) * config.agent.updates_per_step
-        self.engine = EngineSettings.resolve(config.engine, self.device, updates)
+        self.engine = EngineSettings.resolve(config.engine, self.device, config.agent, updates)
         self.progress = Progress(budget=config.steps, unit=self.unit, quiet=quiet)
         self.folder = RunFolder(Path(config.dir or default_dir(config)))
 
@@ -90,6 +91,8 @@ class Trainer:
         self.last_return: float | None = None
         self.evaluated = 0
         """Agent step of the newest evaluation."""
+        self._unstored: tuple[Action, Step] | None = None
+        """The newest transition, until it is in the replay."""
         self._stop_requested = False
         self.seconds_before = 0.0
         """Wall-clock seconds of this run in earlier processes."""
@@ -141,27 +144,26 @@ class Trainer:
             self.progress.say(
                 f"The preset {self.config.preset!r} is made for a GPU; --preset cpu is the one for this machine."
             )
-        self.learner = self._make_learner()
-        self.folder.open(self.config, self.spec, self.label)
-        self.checkpoints = Checkpoints(self.folder.checkpoint)
-        restored = self.checkpoints.restore(self.learner)
-        progress = restored[1] if restored else None
-        self.logs = Logs(
-            self.folder, config_to_json(self.config), wandb=self.config.wandb, resumed=progress
-        )
-        self.evaluations = open_evaluation_service(self.config, self.learner.agent, self.engine)
-        self.stack = FrameStack(self.spec)
-        try:
+        with ExitStack() as closing:
+            self.evaluations = open_evaluation_service(self.config, self.engine)
+            closing.callback(self.evaluations.close)
+            self.learner = self._make_learner()
+            self.folder.open(self.config, self.spec, self.label)
+            self.checkpoints = Checkpoints(self.folder.checkpoint)
+            closing.callback(self.checkpoints.close)
+            restored = self.checkpoints.restore(self.learner)
+            progress = restored[1] if restored else None
+            self.logs = Logs(
+                self.folder, config_to_json(self.config), wandb=self.config.wandb, resumed=progress
+            )
+            closing.callback(self.logs.close)
+            self.stack = FrameStack(self.spec)
             if restored:
                 self._resume(*restored)
             else:
                 self._begin_episode()
             with self._stopping_cleanly():
                 self._train(checkpointed=restored is not None)
-        finally:
-            self.evaluations.close()
-            self.checkpoints.close()
-            self.logs.close()
         write_atomically(
             self.folder.finished_file,
             json.dumps({"steps": self.config.steps, "seconds": round(self.seconds, 3)}) + "\n",
@@ -226,27 +228,35 @@ class Trainer:
                 self._log_train()
 
             learning = self.agent_step >= config.agent.seed_steps
+            # A GPU that is told of the update at once never waits for the environment. Beside an evaluation it is told
+            # after the environment's step: three programs that draw and compute would wait for each other too long.
+            update_at_once = learner.runs_ahead and not self.evaluations.under_way
             started = time.perf_counter()
             if learning:
                 wait_for_action = learner.action(stack.observation, self.agent_step)
-                if learner.runs_ahead:  # the update waits on the GPU behind the action, and the GPU never for us
+                self._store()  # while a GPU chooses the action
+                if update_at_once:
                     self._update()
                 action = wait_for_action()
             else:
                 action = random_action(self.spec, config.seed, self.agent_step)
+                self._store()
             rendered_before = self.env.env.render_seconds
+            acted = time.perf_counter()
             wait_for_step = self.env.step(action)
-            if learning and not learner.runs_ahead:
+            waited = time.perf_counter() - acted
+            if learning and not update_at_once:
                 self._update()
             updated = time.perf_counter()
             step = wait_for_step()
-            waited = time.perf_counter() - updated
+            now = time.perf_counter()
+            waited += now - updated
             rendered = self.env.env.render_seconds - rendered_before
-            shares.update += updated - started
+            shares.update += now - started - waited
             shares.render += min(rendered, waited)
             shares.env += max(waited - rendered, 0.0)
 
-            learner.replay.add(action, step.reward, step.discount, step.done, step.frame)
+            self._unstored = action, step
             stack.push(step.frame)
             self.agent_step += 1
             self.episode_score += step.score
@@ -269,16 +279,29 @@ class Trainer:
         for _ in range(self.config.agent.updates_per_step):
             self.learner.update()
 
+    def _store(self) -> None:
+        """Puts the newest transition into the replay, if it is not there."""
+        if self._unstored is not None:
+            action, step = self._unstored
+            self.learner.replay.add(action, step.reward, step.discount, step.done, step.frame)
+            self._unstored = None
+
     def _begin_episode(self) -> None:
-        seed = seed_for(self.config.seed, Purpose.EPISODE, self.episode)
-        frame = self.env.reset(seed)
+        self._store()
+        frame = self._reset()
         self.learner.replay.begin(frame)
         self.stack.reset(frame)
         self.episode_score = 0.0
         self.episode_actions = []
 
+    def _reset(self) -> Frame:
+        """The first frame of the episode, from the seed that its number gives it."""
+        this, following = (seed_for(self.config.seed, Purpose.EPISODE, self.episode + n) for n in (0, 1))
+        return self.env.reset(this, following)
+
     def _evaluate(self) -> None:
         self.evaluations.submit(
+            self.learner.agent,
             Request(
                 agent_step=self.agent_step,
                 env_step=self.env_step,
@@ -332,6 +355,7 @@ class Trainer:
             self.logs.log_train(row | self.learner.metrics())
 
     def _checkpoint(self) -> None:
+        self._store()
         self.checkpoints.save(
             self.learner,
             self.agent_step,
@@ -358,8 +382,7 @@ class Trainer:
         self.seconds_before = progress["seconds"]
         self.progress.say(f"Resuming at {self._steps_text(self.agent_step)}.")
         replay = self.learner.replay
-        frame = self.env.reset(seed_for(self.config.seed, Purpose.EPISODE, self.episode))
-        self.stack.reset(frame)
+        self.stack.reset(self._reset())
         for row in actions.numpy():
             action = to_action(row, self.spec)
             self.episode_actions.append(action)

@@ -16,8 +16,8 @@ from drq.engine.settings import EngineSettings, choose_device
 from drq.envs.protocol import Action, EnvSpec
 from drq.errors import UserError
 from drq.training.checkpoint import load_weights
-from drq.training.evaluate import Evaluation, Evaluator, FrameStack
-from drq.training.evaluation_service import SIDE_BY_SIDE, make_group
+from drq.training.evaluate import Evaluation, FrameStack
+from drq.training.evaluation_service import make_evaluator
 from drq.training.folder import config_from_json, read_description
 from drq.training.seeds import Purpose, seed_for
 from drq.training.video import NO_FFMPEG, ffmpeg_available, save_video
@@ -33,12 +33,12 @@ class TrainedPolicy:
         self.config = config
         self.spec = spec
         self.device = choose_device("auto")
-        self.engine = EngineSettings.resolve(config.engine, self.device)
+        self.engine = EngineSettings.resolve(config.engine, self.device, config.agent)
         self.agent = make_agent(spec, config.agent, self.device, seed=0)
         lay_out(self.agent)
         self.agent_step = load_weights(checkpoint, self.agent)
         self._actor = Actor(self.agent, spec, self.engine)
-        self._generator = torch.Generator(self.device).manual_seed(0)
+        self._generator = torch.Generator().manual_seed(0)
         self._stack = FrameStack(spec)
         self._begins = True
 
@@ -104,7 +104,7 @@ def evaluate(
         raise UserError(NO_FFMPEG)
     policy = load(path)
     config = policy.config
-    evaluator = Evaluator(policy.agent, lambda count: make_group(config, count), policy.engine, SIDE_BY_SIDE)
+    evaluator = make_evaluator(config, policy.agent, policy.engine)
     try:
         played = evaluator.evaluate(
             seed_for(seed, Purpose.EVALUATION),

@@ -150,14 +150,15 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     frames, slots, shifts, weights, _ = inputs
     ctx.save_for_backward(frames, slots, shifts, *weights, *output)
     ctx.depth = len(weights)
+    ctx.set_materialize_grads(False)  # or zeros, as large as the activations, would be written to be ignored
 
 
 def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
-    # Only the last activation leaves `encode_views`, so the others' gradients are zero.
+    # Only the last activation leaves `encode_views`, so the others have no gradients.
     frames, slots, shifts, *saved = ctx.saved_tensors
     weights, activations = saved[: ctx.depth], saved[ctx.depth :]
     # The last ReLU's mask joins the pass that writes the gradient; inside the kernels it costs twice as much.
-    gradient = torch.where(activations[-1] > 0, gradients[-1], 0)
+    gradient = torch.ops.aten.threshold_backward(gradients[-1], activations[-1], 0)
     found = _encode_backward(gradient, frames, slots, shifts, weights, activations)
     return None, None, None, found[: ctx.depth], found[ctx.depth :]
 

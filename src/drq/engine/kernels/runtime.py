@@ -18,6 +18,8 @@ from typing import Protocol
 
 import torch
 
+from .code_cache import code_for
+
 SOURCES = Path(__file__).parent
 Argument = torch.Tensor | int | float | None
 
@@ -230,9 +232,14 @@ def _loaded(text: str, name: str, threads: int, shared_bytes: int) -> Kernel:
     key = (text, torch.cuda.current_device())
     if key not in _kernels:
         architecture = _architecture()
-        code = _codes.get((text, architecture)) or compile_program(text, architecture)
+        code = _codes.get((text, architecture)) or _code(text, architecture)
         _kernels[key] = Kernel(name, code, threads, shared_bytes)
     return _kernels[key]
+
+
+def _code(text: str, architecture: str) -> bytes:
+    made_from = f"{torch.version.cuda} {architecture}\n{text}"
+    return code_for(made_from, lambda: compile_program(text, architecture))
 
 
 def compile_together(calls: Callable[[], None]) -> None:
@@ -248,7 +255,7 @@ def compile_together(calls: Callable[[], None]) -> None:
         architecture = _architecture()
         texts = [text for text in wishes if (text, architecture) not in _codes]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for text, code in zip(texts, pool.map(lambda t: compile_program(t, architecture), texts), strict=True):
+            for text, code in zip(texts, pool.map(lambda t: _code(t, architecture), texts), strict=True):
                 _codes[text, architecture] = code
         for text, wish in wishes.items():
             _loaded(text, *wish)
