@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -16,13 +17,15 @@ import torch
 from safetensors.torch import load_file
 
 from drq.errors import UserError
+from drq.experiments import mps, pools
 from drq.experiments.launcher import SuiteRunArguments, run_suite
-from drq.experiments.pools import GPU, Job, error_of, plan_slots, start_worker
+from drq.experiments.pools import GPU, Job, error_of, plan_slots, share_gpus, start_worker
 from drq.experiments.results import read_results
 from drq.experiments.status import RunStatus, read_status, seconds_left, suite_status
 from drq.experiments.suite_folder import SuiteFolder
 from drq.experiments.suites import Run, Suite, find_suite
 from drq.experiments.worker import STOPPED
+from fake_mps import FakeMPS, pretend_gpu
 
 TINY = """
 tasks = ["toy/reach"]
@@ -263,6 +266,100 @@ def test_runs_at_a_time(
     slots = plan_slots(jobs, [task], gpus=gpus, cores=cores, memory=memory * GB)  # type: ignore[arg-type]
     assert [slot.get("CUDA_VISIBLE_DEVICES", "-") for slot in slots] == devices.split()
     assert {slot["OMP_NUM_THREADS"] for slot in slots} == {str(threads)}
+
+
+@pytest.mark.parametrize(
+    ("devices", "shared"),
+    [("0 0", True), ("0 1", False), ("0 1 0", True), ("0", False), ("- -", False), ("", False),
+     (24 * "0 ", True), (25 * "0 ", False)],  # MPS admits 48 processes, and a run is two
+)  # fmt: skip
+def test_when_runs_share_a_gpu(devices: str, shared: bool) -> None:
+    slots = [{} if name == "-" else {"CUDA_VISIBLE_DEVICES": name} for name in devices.split()]
+    assert share_gpus(slots) is shared
+
+
+TELL = """
+import json, os, pathlib
+names = "CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+found = {name: os.environ[name] for name in names if name in os.environ}
+pathlib.Path(__file__).with_name(f"{os.getpid()}.json").write_text(json.dumps(found))
+"""
+
+
+def write_telling_suite(folder: Path, *, seeds: int, steps: int) -> str:
+    """A suite for a GPU, where there is one, whose runs write what variables they have been given."""
+    modules = folder / "modules"
+    modules.mkdir()
+    (modules / "tell_environment.py").write_text(TELL)
+    suite = Path(write_suite(folder, GOOD, seeds=seeds, steps=steps))
+    text = suite.read_text().replace('device = "cpu"', 'device = "auto"')
+    suite.write_text('imports = ["tell_environment"]\n' + text)
+    return str(suite)
+
+
+def told(folder: Path) -> list[dict[str, str]]:
+    """What the runs have written; the launcher reads the suite, so it imports the module as well."""
+    launchers = f"{os.getpid()}.json"
+    return [json.loads(path.read_text()) for path in (folder / "modules").glob("*.json") if path.name != launchers]
+
+
+@pytest.mark.parametrize(("jobs", "started"), [(2, True), (1, False)])
+def test_runs_that_share_a_gpu_do_so_under_mps(
+    jobs: int, started: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeMPS(tmp_path)
+    pretend_gpu(monkeypatch, fake, tmp_path)
+    monkeypatch.setattr(pools, "this_machines_gpus", lambda: [H200])
+    suite = write_telling_suite(tmp_path, seeds=2, steps=30)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "modules"), *filter(None, sys.path)]))
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    assert run_suite(SuiteRunArguments(suite, dir=tmp_path / "out", jobs=jobs)) == 0
+    given = {"CUDA_VISIBLE_DEVICES": "0"}
+    if started:
+        given |= {mps.PIPES: str(fake.folder / "pipe"), mps.LOGS: str(fake.folder / "log")}
+        assert [call.split()[0] for call in fake.calls] == ["start", "get_server_list", "quit"]
+        assert fake.gone()
+    else:
+        assert fake.calls == []
+    assert len(told(tmp_path)) >= 2  # on a real GPU their evaluations are processes too
+    assert all(each == given for each in told(tmp_path))
+    # There is nothing left to do, and nothing is started for it.
+    before = fake.calls
+    assert run_suite(SuiteRunArguments(suite, dir=tmp_path / "out", jobs=jobs)) == 0
+    assert fake.calls == before
+
+
+LAUNCH = """
+import sys
+from pathlib import Path
+import pytest
+from fake_mps import FakeMPS, pretend_gpu
+from drq.experiments import pools
+from drq.experiments.launcher import SuiteRunArguments, run_suite
+folder = Path(sys.argv[2])
+pretend_gpu(pytest.MonkeyPatch(), FakeMPS(folder), folder)
+pools.this_machines_gpus = lambda: [pools.GPU("0", 139 * 1024**3)]
+sys.exit(run_suite(SuiteRunArguments(sys.argv[1], dir=folder / "out", jobs=2)))
+"""
+
+
+def test_ctrl_c_leaves_no_daemon(tmp_path: Path) -> None:
+    suite = write_telling_suite(tmp_path, seeds=2, steps=100_000)
+    paths = os.pathsep.join([str(tmp_path / "modules"), *filter(None, sys.path)])
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, suite, str(tmp_path)],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}, start_new_session=True,
+    )  # fmt: skip
+    runs = [tmp_path / "out" / "toy-reach" / "k1-m1" / f"seed-{seed}" for seed in (1, 2)]
+    wait_until(lambda: all(has_rows(run / "train.csv") for run in runs), launcher)
+    fake = FakeMPS(tmp_path)
+    assert fake.folder.exists()
+    os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does: all of the group hear it
+    launcher.communicate(timeout=120)
+    assert launcher.returncode == STOPPED
+    assert all((run / "checkpoint" / "latest.json").exists() for run in runs)
+    assert fake.calls[-1] == f"quit -t {mps.QUIT_SECONDS}"  # by the launcher, once the runs had ended
+    assert fake.gone()
 
 
 def status(label: str, left: int, rate: float | None) -> RunStatus:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from multiprocessing import active_children
 from pathlib import Path
-from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import numpy as np
@@ -23,15 +23,18 @@ from drq.agents import SAC, make_agent
 from drq.config import EngineConfig, EnvConfig, ReplayConfig, SACConfig
 from drq.engine.settings import EngineSettings
 from drq.errors import UserError
+from drq.experiments import mps
 from drq.experiments import speed as speed_package
 from drq.experiments.plain_reference import PAD, Draws, HostReplay, PlainDrQ, shift
-from drq.experiments.speed import SpeedArguments, measure, processes, speed, to_json
+from drq.experiments.speed import SpeedArguments, measure, speed, to_json
 from drq.experiments.speed.plan import Plan, plan_for
-from drq.experiments.speed.results import SpeedReport
+from drq.experiments.speed.processes import measure_processes
+from drq.experiments.speed.results import ProcessesSpeed, SpeedReport
 from drq.experiments.speed.table import table
 from drq.experiments.speed.updates import Effort, Work, random_replay, spec_for, time_in_turns
 from drq.presets import preset
 from drq.replay import Replay
+from fake_mps import FakeMPS, environment_of, pretend_gpu
 
 CPU = torch.device("cpu")
 BATCH = 6
@@ -229,7 +232,7 @@ def plan() -> Plan:
         processes_effort=effort,
         presets=(planet, tiny("atari100k", "atari/pong")),
         growth={"K": (tiny("planet", "dmc/cheetah-run"), Work("broken", Broken()))},  # type: ignore[arg-type]
-        processes=((planet, (2,)),),
+        processes=((Work("broken", Broken()), (1,)), (planet, (1, 2))),  # type: ignore[arg-type]
         left_out={"the rest": "drq speed --full"},
     )
 
@@ -268,16 +271,18 @@ def test_everything_planned_is_measured(report: SpeedReport) -> None:
     assert toy.env_steps_per_second == toy.agent_steps_per_second > 0
     assert toy.frames_per_second is not None
     assert toy.frames_per_second > toy.agent_steps_per_second  # drawing is a part of a step
-    (together,) = report.processes
-    assert together.processes == 2
-    assert together.updates_per_second > 0
-    assert together.host_bytes_each is not None
+    assert [each.processes for each in report.processes] == [1, 2]
+    for together in report.processes:
+        assert together.work == "planet"
+        assert not together.mps
+        assert together.updates_per_second > 0
+        assert together.host_bytes_each is not None
 
 
 def test_what_cannot_be_measured_is_named(report: SpeedReport) -> None:
     assert set(report.left_out) == {"the rest", "dmc/no-such fast"}
-    assert set(report.failed) == {"K broken"}
-    assert "AttributeError" in report.failed["K broken"]
+    assert set(report.failed) == {"K broken", "1 x broken at once"}
+    assert all("AttributeError" in why for why in report.failed.values())
 
 
 def test_table_shows_every_measurement(report: SpeedReport) -> None:
@@ -348,16 +353,106 @@ def test_mistakes_are_answered_before_anything_is_measured(tmp_path: Path) -> No
         speed(SpeedArguments(json=str(tmp_path / "missing" / "speed.json")))
 
 
-def test_a_process_that_fails_does_not_leave_the_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Barrier(2)
-    monkeypatch.setattr(processes, "_begin", begin, raising=False)
-    with ThreadPoolExecutor(1) as other:
-        waiting = other.submit(begin.wait, 60)
-        engine = EngineSettings.resolve(EngineConfig(), CPU)
-        with pytest.raises(AttributeError):
-            processes._learn(Broken(), engine, Effort(1, 0.01, 2))  # type: ignore[arg-type]
-        with pytest.raises(BrokenBarrierError):
-            waiting.result()
+# Several processes.
+
+ENGINE = EngineSettings.resolve(EngineConfig(), CPU, SACConfig())
+
+
+def test_processes_are_started_once_and_one_that_dies_keeps_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    work, effort = tiny("planet", "dmc/cheetah-run"), Effort(blocks=2, block_seconds=0.02, warmup_updates=1)
+    before = set(active_children())
+    found = measure_processes(work, ENGINE, (1, 2, 2), effort)
+    assert next(found).processes == 1
+    started = set(active_children()) - before
+    assert len(started) == 2  # those of the next count wait already
+    assert next(found).processes == 2
+    assert set(active_children()) - before == started
+    said = capsys.readouterr().err
+    assert re.search(r"2 processes are warm.*\n.*1 at once: \S+ updates/s.*\n.*2 at once: ", said)
+    next(iter(started)).kill()
+    with pytest.raises(ChildProcessError, match=r"died \(exit code -9\)"):
+        next(found)
+    assert set(active_children()) == before
+
+
+def test_processes_learn_under_mps_where_they_are_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeMPS(tmp_path)
+    pretend_gpu(monkeypatch, fake, tmp_path)
+    before = set(active_children())
+    effort = Effort(blocks=1, block_seconds=0.01, warmup_updates=0)
+    found = measure_processes(tiny("planet", "dmc/cheetah-run"), ENGINE, (1,), effort, under_mps=True)
+    assert next(found).mps
+    (process,) = set(active_children()) - before
+    assert process.pid is not None
+    assert environment_of(process.pid)[mps.PIPES] == str(fake.folder / "pipe")
+    assert mps.PIPES not in os.environ  # for those processes alone
+    assert not any(call.startswith("quit") for call in fake.calls)
+    assert list(found) == []
+    assert fake.calls[-1].startswith("quit")
+    assert fake.gone()
+    assert set(active_children()) == before
+
+
+class Sets:
+    """In the place of `measure_processes`: notes what sets it is asked for; no more than two processes fit."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Sequence[int], bool]] = []
+
+    def __call__(
+        self, work: Work, engine: EngineSettings, counts: Sequence[int], effort: Effort, *, under_mps: bool
+    ) -> Iterator[ProcessesSpeed]:
+        self.asked.append((work.name, counts, under_mps))
+        if under_mps and work.name == "atari100k":
+            raise mps.DaemonFailed("its server is gone.")
+        if max(counts) > 2:
+            raise torch.OutOfMemoryError("not that many")
+        for count in counts:
+            yield ProcessesSpeed(work.name, count, under_mps, 100.0 * count, None, None)
+
+
+def test_on_a_gpu_each_set_is_measured_without_and_with_mps(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_gpu(monkeypatch, None, tmp_path)
+    sets = Sets()
+    monkeypatch.setattr(speed_package, "measure_processes", sets)
+    monkeypatch.setattr(speed_package, "_machine", lambda device: _CARD)
+    atari = tiny("atari100k", "atari/pong")
+    plan = dataclasses.replace(plan, processes=((plan.reference, (1, 2, 8)), (atari, (1,))))
+    config, gpu = EngineConfig(precision="bf16"), torch.device("cuda")
+    seen: list[int] = []
+    found = measure(plan, config, gpu, ("processes",), lambda report: seen.append(len(report.processes)))
+    whole, smaller = (1, 2, 8), (1, 2)
+    assert sets.asked == [
+        *(("planet", counts, under_mps) for under_mps in (False, True) for counts in (whole, smaller)),
+        ("atari100k", (1,), False),
+        ("atari100k", (1,), True),
+    ]
+    assert [(each.work, each.processes, each.mps) for each in found.processes] == [
+        ("planet", 1, False), ("planet", 2, False), ("planet", 1, True), ("planet", 2, True), ("atari100k", 1, False),
+    ]  # fmt: skip
+    assert found.left_out == {
+        "8 x planet at once": "it does not fit into the memory of this GPU.",
+        "8 x planet at once, MPS": "it does not fit into the memory of this GPU.",
+        "1 x atari100k at once, MPS": "its server is gone.",
+    }
+    assert not found.failed
+    assert sorted(set(seen)) == [0, 1, 2, 3, 4, 5]  # every one is saved when it is there
+    text = table(found)
+    assert "agents at once, not compiled" in text
+    assert re.search(r"^  2 x planet +200 +100 ", text, re.MULTILINE)
+    assert re.search(r"^  2 x planet, MPS +200 +100 ", text, re.MULTILINE)
+
+    # A daemon that runs already cannot be done without.
+    (tmp_path / "nobody").mkdir()
+    (tmp_path / "nobody" / "control").touch()
+    found = measure(plan, config, gpu, ("processes",))
+    assert {each.mps for each in found.processes} == {True}
+    assert "stop it to compare" in found.left_out["agents at once without MPS"]
+
+
+_CARD = dict.fromkeys(("device", "cpu", "cores", "torch", "drq", "renderer"), "-")
 
 
 def test_whole_runs_are_timed_with_their_memory_and_return(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -88,14 +88,16 @@ def run_suite(args: SuiteRunArguments) -> int:
     folder.open(suite)
     try:
         pool: Pool
+        around: AbstractContextManager[None] = nullcontext()
         left = [job for job in jobs if read_status(folder, job.run, running=False).state != "finished"]
         if args.launcher == "ray":
             from drq.experiments.ray_pool import RayPool
 
             pool = RayPool(folder, args.jobs, [job.config for job in left])
         else:
-            pool = LocalPool(folder, plan_here(args.jobs, [job.config for job in left]) if left else [])
-        return Launch(suite, folder, [job.run for job in jobs], left, pool).run()
+            pool = local = LocalPool(folder, plan_here(args.jobs, [job.config for job in left]) if left else [])
+            around = local.sharing_gpus()
+        return Launch(suite, folder, [job.run for job in jobs], left, pool).run(around)
     finally:
         folder.close()
 
@@ -146,14 +148,15 @@ class Launch:
         self.statuses = {run: _without_failure(read_status(folder, run, running=False)) for run in runs}
         self.interrupts = 0
 
-    def run(self) -> int:
-        """Runs what is left."""
+    def run(self, around: AbstractContextManager[None]) -> int:
+        """Runs what is left, all of it within `around`."""
         done = len(self.statuses) - len(self.left)
         if not self.left:
             self._say(f"{self.suite.name}: all {done} runs are finished. Nothing to do. {self.folder.path}")
             return 0
         self._say(f"{self.suite.name}: {len(self.statuses)} runs, {done} finished before, {self.pool.size} at a time.")
-        with self._counting_interrupts():
+        # The signals first: what begins with `around` is to end with it, not by Ctrl-C in the middle of it.
+        with self._counting_interrupts(), around:
             try:
                 if self.console.is_terminal:
                     with Live(console=self.console, auto_refresh=False, transient=True) as live:

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -15,6 +17,7 @@ from typing import Literal, Protocol
 import torch
 
 from drq.config import TrainConfig
+from drq.experiments.mps import CLIENTS_PER_GPU, mps_if_possible
 from drq.experiments.suite_folder import SuiteFolder
 from drq.experiments.suites import Run
 from drq.machine import free_memory
@@ -25,6 +28,8 @@ RUNS_PER_GPU = {"control": 4, "atari": 8}
 CORES_PER_GPU_RUN = 3
 """A run on a GPU keeps its loop, its environment and its evaluation busy."""
 CORES_PER_CPU_RUN = 2
+PROCESSES_PER_GPU_RUN = 2
+"""Its loop and its evaluation."""
 BYTES_PER_RUN = 4 * 1024**3
 """The replay of the paper's settings, networks and images under way."""
 ERROR_LINES = 40
@@ -145,6 +150,12 @@ def plan_here(jobs: Jobs, configs: Sequence[TrainConfig]) -> list[Mapping[str, s
     return slots
 
 
+def share_gpus(slots: Sequence[Mapping[str, str]]) -> bool:
+    """Whether several runs meet on one GPU, and are no more there than MPS admits."""
+    runs = Counter(slot["CUDA_VISIBLE_DEVICES"] for slot in slots if "CUDA_VISIBLE_DEVICES" in slot)
+    return 1 < max(runs.values(), default=0) <= CLIENTS_PER_GPU // PROCESSES_PER_GPU_RUN
+
+
 def start_worker(
     job: str, log: Path, environment: Mapping[str, str], *, inherit: Sequence[int] = ()
 ) -> subprocess.Popen[str]:
@@ -190,7 +201,18 @@ class LocalPool:
         self._folder = folder
         self._free = list(slots)
         self._processes: dict[Run, tuple[subprocess.Popen[str], Mapping[str, str]]] = {}
+        self._shared: Mapping[str, str] = {}
+        """Further variables, the same for every run."""
         self.size = len(slots)
+
+    @contextmanager
+    def sharing_gpus(self) -> Iterator[None]:
+        """Runs that begin within this context and meet on a GPU compute on it at the same time, where it has MPS."""
+        if not share_gpus(self._free):
+            yield
+            return
+        with mps_if_possible() as self._shared:
+            yield
 
     @property
     def running(self) -> list[Run]:
@@ -198,7 +220,8 @@ class LocalPool:
 
     def start(self, job: Job) -> None:
         slot = self._free.pop(0)
-        process = start_worker(job.to_json(), self._folder.log(job.run), slot, inherit=[self._folder.lock])
+        environment = {**slot, **self._shared}
+        process = start_worker(job.to_json(), self._folder.log(job.run), environment, inherit=[self._folder.lock])
         self._processes[job.run] = process, slot
 
     def ended(self) -> list[Ended]:

@@ -28,7 +28,7 @@ def seconds_per_agent_step(config: TrainConfig) -> float:
     device = choose_device(config.device)
     scale = max(config.agent.batch_size / CPU_BATCH, 1.0) if device.type == "cpu" else 1.0
     agent_config = dataclasses.replace(config.agent, batch_size=int(config.agent.batch_size / scale))
-    engine = EngineSettings.resolve(config.engine, device, updates=0)
+    engine = EngineSettings.resolve(config.engine, device, config.agent, updates=0)
     env = make_env(config)
     try:
         agent = make_agent(env.spec, agent_config, device, seed=0)

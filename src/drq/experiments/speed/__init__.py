@@ -10,7 +10,8 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -21,6 +22,7 @@ from drq.config import EngineConfig
 from drq.engine.settings import EngineSettings, choose_device
 from drq.envs.rendering import renderer_name
 from drq.errors import UserError
+from drq.experiments.mps import daemon_of_others
 from drq.experiments.speed.environments import measure_environment
 from drq.experiments.speed.plan import Plan, plan_for
 from drq.experiments.speed.processes import measure_processes
@@ -34,6 +36,7 @@ __all__ = ["Section", "SpeedArguments", "SpeedReport", "measure", "speed"]
 T = TypeVar("T")
 Section = Literal["reference", "presets", "acting", "environments", "growth", "processes"]
 ENVIRONMENT_BLOCKS = 5
+NO_ROOM = "it does not fit into the memory of this GPU."
 
 
 @dataclass(frozen=True)
@@ -80,19 +83,27 @@ def measure(
     save: Callable[[SpeedReport], None] = lambda report: None,
 ) -> SpeedReport:
     """Carries a plan out. `save` sees the report grow, so that an interrupted measurement leaves what it has."""
-    engine = EngineSettings.resolve(engine_config, device)
+    def engine_for(work: Work) -> EngineSettings:
+        return EngineSettings.resolve(engine_config, device, work.config.agent)
+
+    engine = engine_for(plan.reference)
     report = SpeedReport(_machine(device), _describe(engine), growth_from=plan.reference.name)
     report.left_out |= {} if only else plan.left_out
     known: dict[Hashable, UpdateSpeed] = {}
 
     def attempt(what: str, results: list[T], function: Callable[..., T], *args: Any) -> None:
+        with watched(what):
+            results.append(function(*args))
+
+    @contextmanager
+    def watched(what: str) -> Iterator[None]:
         print(f"measuring {what} ...", file=sys.stderr, flush=True)
         try:
-            results.append(function(*args))
+            yield
         except UserError as error:
             report.left_out[what] = str(error)
         except torch.OutOfMemoryError:
-            report.left_out[what] = "it does not fit into the memory of this GPU."
+            report.left_out[what] = NO_ROOM
         except Exception as error:  # one broken measurement should not cost the others
             report.failed[what] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         report.host_peak_bytes = host_memory("VmHWM")
@@ -102,15 +113,33 @@ def measure(
         """Presets and growth meet in some settings, which are measured once."""
         settings = work.config.agent, work.config.env, work.config.replay
         if settings not in known:
-            known[settings] = measure_updates(work, engine, plan.effort)
+            known[settings] = measure_updates(work, engine_for(work), plan.effort)
         return dataclasses.replace(known[settings], name=work.name)
+
+    def together(work: Work, counts: tuple[int, ...], under_mps: bool) -> None:
+        """All processes are there from the beginning: where the largest set does not fit, a smaller one may."""
+        name = f"{work.name} at once{', MPS' if under_mps else ''}"
+        measured: set[int] = set()
+        while counts:
+            with watched(f"{', '.join(map(str, counts))} x {name}"):
+                try:
+                    options = work, engine_for(work), counts, plan.processes_effort
+                    for found in measure_processes(*options, under_mps=under_mps):
+                        report.processes.append(found)
+                        measured.add(found.processes)
+                        save(report)
+                except torch.OutOfMemoryError:
+                    report.left_out[f"{counts[-1]} x {name}"] = NO_ROOM
+                    counts = tuple(count for count in counts[:-1] if count not in measured)
+                    continue
+            return
 
     wanted = only or get_args(Section)
     if "presets" in wanted:
         for work in plan.presets:
             attempt(f"updates of {work.name}", report.presets, updates, work)
     if "reference" in wanted:
-        engines = _engines(engine, engine_config, plan.float32_beside)
+        engines = _engines(engine, engine_config, plan)
         options = plan.reference, engines, plan.plain, plan.plain_capacity, plan.effort
         attempt("drq and the plain implementation in turns", report.comparisons, compare, *options)
     if "acting" in wanted:
@@ -126,19 +155,28 @@ def measure(
             for work in works:
                 attempt(f"{what} {work.name}", report.growth.setdefault(what, []), updates, work)
     if "processes" in wanted:
+        choices = _mps_choices(device)
+        if plan.processes and False not in choices:
+            report.left_out["agents at once without MPS"] = "an MPS daemon runs on this machine: stop it to compare."
         for work, counts in plan.processes:
-            for count in counts:
-                what, effort = f"{count} x {work.name} at once", plan.processes_effort
-                attempt(what, report.processes, measure_processes, work, engine, count, effort)
+            for under_mps in choices:
+                together(work, counts, under_mps)
     return report
 
 
-def _engines(engine: EngineSettings, config: EngineConfig, float32_beside: bool) -> dict[str, EngineSettings]:
+def _mps_choices(device: torch.device) -> tuple[bool, ...]:
+    """Several processes on a GPU without and with MPS; a daemon that runs already leaves no choice."""
+    if device.type != "cuda":
+        return (False,)
+    return (True,) if daemon_of_others() else (False, True)
+
+
+def _engines(engine: EngineSettings, config: EngineConfig, plan: Plan) -> dict[str, EngineSettings]:
     """The engine that is measured and, where it reduces precision, the one that does not."""
     engines = {f"drq, {engine.precision}": engine}
-    if float32_beside and engine.precision != "float32":
+    if plan.float32_beside and engine.precision != "float32":
         whole = dataclasses.replace(config, precision="float32", kernels="auto")
-        engines["drq, float32"] = EngineSettings.resolve(whole, engine.device)
+        engines["drq, float32"] = EngineSettings.resolve(whole, engine.device, plan.reference.config.agent)
     return engines
 
 

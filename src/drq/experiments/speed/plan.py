@@ -44,6 +44,7 @@ class Plan:
     presets: tuple[Work, ...] = ()
     growth: dict[str, tuple[Work, ...]] = field(default_factory=dict)
     processes: tuple[tuple[Work, tuple[int, ...]], ...] = ()
+    """Work, and how many learners of it at once, from few to many; on a GPU without and with MPS."""
     left_out: dict[str, str] = field(default_factory=dict)
     """What this plan does without, and how to have it."""
 
@@ -65,7 +66,7 @@ def _on_gpu(*, quick: bool, full: bool) -> Plan:
         acting={1: 200, 10: 200},
         environments=_environments(quick=quick),
         environment_block_seconds=0.3,
-        processes_effort=Effort(blocks=25, block_seconds=0.2, warmup_updates=10),
+        processes_effort=Effort(blocks=12, block_seconds=0.2, warmup_updates=10),
     )
     if quick:
         why = "leave --quick out to measure it."

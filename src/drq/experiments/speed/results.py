@@ -92,10 +92,12 @@ class EnvironmentSpeed:
 
 @dataclass(frozen=True)
 class ProcessesSpeed:
-    """Several learners, each in a process of its own, at the same time."""
+    """Several learners, each in a process of its own, at the same time; not compiled."""
 
     work: str
     processes: int
+    mps: bool
+    """Under NVIDIA's MPS, by which they compute at the same time on one GPU; else they take turns on it."""
     updates_per_second: float
     """Of all together."""
     device_bytes: int | None

@@ -87,7 +87,7 @@ def _processes(report: SpeedReport) -> Iterator[str]:
         return
     rows = [
         [
-            f"{each.processes} x {each.work}",
+            f"{each.processes} x {each.work}{', MPS' if each.mps else ''}",
             _number(each.updates_per_second),
             _number(each.updates_per_second / each.processes),
             _size(each.device_bytes),
@@ -95,7 +95,7 @@ def _processes(report: SpeedReport) -> Iterator[str]:
         ]
         for each in report.processes
     ]
-    head = ["agents at once", "updates/s together", "each", "GPU memory together", "host memory each"]
+    head = ["agents at once, not compiled", "updates/s together", "each", "GPU memory together", "host memory each"]
     yield from _aligned(head, rows)
 
 
