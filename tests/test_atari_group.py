@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from contextlib import closing
-from itertools import count
 
 import numpy as np
 import pytest
@@ -16,24 +13,17 @@ from drq.errors import UserError
 
 pytest.importorskip("ale_py")
 
-from drq.envs.atari import AtariEnvironment, make_atari
+from drq.envs import atari_group
+from drq.envs.atari import make_atari
 from drq.envs.atari_group import AtariGroup
 
 CONFIG = EnvConfig(frame_stack=4, image_size=42)
 
 
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[AtariEnvironment]:
-    """Every environment made in a test."""
-    envs: list[AtariEnvironment] = []
-    original = AtariEnvironment.__init__
-
-    def noted(self: AtariEnvironment, *args: object) -> None:
-        original(self, *args)  # type: ignore[arg-type]
-        envs.append(self)
-
-    monkeypatch.setattr(AtariEnvironment, "__init__", noted)
-    return envs
+@pytest.fixture(autouse=True)
+def short_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two slots, on any machine, so that few slots are several lanes and the last may be shorter."""
+    monkeypatch.setattr(atari_group, "lane_slots", lambda: 2)
 
 
 def new_group(game: str, slots: int, config: EnvConfig = CONFIG) -> closing[AtariGroup]:
@@ -60,26 +50,91 @@ def assert_same(steps: list[Step], expected: list[Step]) -> None:
 # A plain reset of Assault or Hero leaves traces of the episode before.
 @pytest.mark.parametrize("game", ["pong", "assault", "hero"])
 def test_an_episode_is_the_same_whatever_is_played_beside_and_before_it(game: str) -> None:
-    with new_group(game, 3) as group:
+    """In lanes 0, 1 and 2: beside one that begins anew, one that is left, and none."""
+    with new_group(game, 5) as group:
         assert group.spec == make_atari(game, CONFIG).spec
-        group.reset({0: 50, 1: 51, 2: 52})
+        group.reset({slot: 50 + slot for slot in range(5)})
         for beside in actions_of(group, 0, 60):
-            group.step({0: beside, 2: beside})
-        group.expect([6, 7])
-        played: dict[int, list[Step]] = {0: [], 2: []}
-        seeds = {0: 5, 2: 7}  # one that was expected and one that was not
-        actions = {slot: actions_of(group, seed, 40) for slot, seed in seeds.items()}
+            group.step({0: beside, 1: beside, 2: beside, 3: beside})
+        seeds = {0: 5, 3: 2**31 + 7, 4: 7}
+        played: dict[int, list[Step]] = {slot: [] for slot in seeds}
+        actions = {slot: actions_of(group, slot, 40) for slot in seeds}
         first = group.reset(seeds)
+        assert first.keys() == seeds.keys()
         for number in range(40):
-            group.step({1: number % group.spec.action_size})
-            for slot, step in group.step({slot: actions[slot][number] for slot in seeds}).items():
-                played[slot].append(step)
-            if number == 20:
-                group.reset({1: 6})
+            beside = {1: number % group.spec.action_size}
+            if number < 30:
+                beside[2] = 0
+            steps = group.step({slot: actions[slot][number] for slot in seeds} | beside)
+            assert steps.keys() == seeds.keys() | beside.keys()
+            for slot in seeds:
+                played[slot].append(steps[slot])
+            if number in (10, 20):
+                group.reset({1: number})
     for slot, seed in seeds.items():
         expected_first, expected = alone(game, seed, actions[slot])
         np.testing.assert_array_equal(first[slot], expected_first)
         assert_same(played[slot], expected)
+
+
+def test_long_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atari_group, "lane_slots", lambda: 16)
+    slots = range(18)
+    with new_group("freeway", len(slots)) as group:
+        first = group.reset({slot: 10 + slot for slot in slots})
+        steps = [group.step(dict.fromkeys(slots, 1)) for _ in range(3)]
+    for slot in (0, slots[-3], slots[-1]):
+        expected_first, expected = alone("freeway", 10 + slot, [1] * 3)
+        np.testing.assert_array_equal(first[slot], expected_first)
+        assert_same([step[slot] for step in steps], expected)
+
+
+def test_frames_stay_as_they_were_handed_over() -> None:
+    with new_group("freeway", 3) as group:
+        frames = list(group.reset({0: 0, 1: 1, 2: 2}).values())
+        copies = [frame.copy() for frame in frames]
+        for number in range(20):
+            if number == 10:
+                frames += group.reset({1: 5}).values()
+                copies.append(frames[-1].copy())
+            for step in group.step({0: 1, 1: 1, 2: 1}).values():
+                assert step.frame.flags["C_CONTIGUOUS"]
+                frames.append(step.frame)
+                copies.append(step.frame.copy())
+    np.testing.assert_array_equal(frames, copies)
+    assert len({frame.tobytes() for frame in frames}) > 30
+
+
+def test_lanes_in_which_nobody_plays_are_not_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
+    stepped: list[range] = []
+    original = atari_group._Lane.send
+
+    def send(self: atari_group._Lane, *args: object) -> None:
+        stepped.append(self.slots)
+        original(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(atari_group._Lane, "send", send)
+    with new_group("pong", 5) as group:
+        group.reset({slot: slot for slot in range(5)})
+        for named in (range(5), (1, 4), (4,), ()):
+            group.step(dict.fromkeys(named, 0))
+    assert stepped == [range(2), range(2, 4), range(4, 5), range(2), range(4, 5), range(4, 5)]
+
+
+@pytest.mark.parametrize("left", [1, 2], ids=["in a lane that goes on", "in a lane that stands still"])
+def test_a_slot_left_out_of_a_step_needs_a_reset(left: int) -> None:
+    with new_group("pong", 3) as group:
+        group.reset({0: 0, 1: 1, 2: 2})
+        others = {0, 1, 2} - {left}
+        group.step(dict.fromkeys(others, 0))
+        with pytest.raises(UserError, match=r"call reset\(seed\) before step"):
+            group.step(dict.fromkeys(range(3), 0))
+        with pytest.raises(UserError, match=r"call reset\(seed\) before step"):
+            group.step({left: 0})
+        first = group.reset({left: 7})[left]
+        expected_first, expected = alone("pong", 7, [2, 3])
+        np.testing.assert_array_equal(first, expected_first)
+        assert_same([group.step(dict.fromkeys(others, 0) | {left: action})[left] for action in (2, 3)], expected)
 
 
 def test_whole_games_one_after_the_other_in_one_slot() -> None:
@@ -95,6 +150,8 @@ def test_whole_games_one_after_the_other_in_one_slot() -> None:
             assert_same(played, alone("breakout", seed, [1] * len(played))[1])
             with pytest.raises(UserError, match=r"call reset\(seed\) before step"):
                 group.step({1: 1})
+            for _ in range(seed):  # the emulator goes on to a game of its own
+                group.step({0: 0})
 
 
 def test_a_time_limit_ends_each_episode_at_its_own_time() -> None:
@@ -111,57 +168,16 @@ def test_a_time_limit_ends_each_episode_at_its_own_time() -> None:
         assert all(step.discount == 1.0 for steps in dones for step in steps.values())
 
 
-def test_expected_episodes_are_loaded_once_and_beside_play(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: list[int] = []
-    asked: list[int] = []
-    played_meanwhile = threading.Event()
-    original = AtariEnvironment.reset
-
-    def reset(self: AtariEnvironment, seed: int) -> Frame:
-        loaded.append(seed)
-        if seed >= 12:
-            assert played_meanwhile.wait(timeout=20)
-        return original(self, seed)
-
-    def upcoming() -> Iterator[int]:
-        for seed in count(12):
-            asked.append(seed)
-            yield seed
-
-    monkeypatch.setattr(AtariEnvironment, "reset", reset)
-    with new_group("pong", 2) as group:
-        group.reset({0: 10, 1: 11})
-        group.expect(upcoming())
-        assert 2 <= len(asked) < 10, "of an endless row of seeds only the first are looked at"
-        group.step({0: 0, 1: 0})
-        played_meanwhile.set()
-        group.reset({1: 13, 0: 12})
-    assert sorted(loaded) == [10, 11, *asked]
-
-
-def test_emulators_are_few_however_long_a_group_is_used(made: list[AtariEnvironment]) -> None:
-    with new_group("pong", 3) as group:
-        assert len(made) == 3
-        for round_ in range(4):
-            group.reset({slot: 100 * round_ + slot for slot in range(3)})
-            group.expect(range(100 * round_ + 3, 100 * round_ + 50))
-            group.reset({1: 100 * round_ + 3})
-        assert len(made) <= 3 + 4
-    for env in made:
-        with pytest.raises(UserError, match="no episode under way"):
-            env.check(0)
-
-
 def test_pictures_for_videos_are_those_of_the_episode_in_the_slot() -> None:
-    with new_group("breakout", 2) as group, closing(make_atari("breakout", CONFIG)) as single:
-        group.reset({0: 1, 1: 2})
-        group.expect([3])
-        for slot, seed in ((1, 3), (0, 4)):
+    with new_group("breakout", 3) as group, closing(make_atari("breakout", CONFIG)) as single:
+        group.reset({0: 1, 1: 2, 2: 3})
+        group.render(2)
+        for slot, seed in ((1, 2**32 + 3), (0, 4), (2, 5)):
             group.reset({slot: seed})
             single.reset(seed)
             for action in (1, 2, 3):
                 np.testing.assert_array_equal(group.render(slot), single.render())
-                group.step({0: action, 1: action})
+                group.step({0: action, 1: action, 2: action})
                 single.step(action)
             np.testing.assert_array_equal(group.render(slot), single.render())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,6 @@ from drq.envs.rendering import choose_backend, grid, missing_libraries
 from drq.errors import UserError
 
 needs_gl = pytest.mark.skipif(bool(missing_libraries(choose_backend())), reason="no OpenGL libraries")
-needs_ale = pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="no ale-py")
 
 STATE = EnvConfig(observation="state")
 
@@ -76,7 +74,6 @@ def assert_plays_like_singles(group: EnvironmentGroup, singles: list[Environment
     assert not np.array_equal(kept[0][0], kept[1][0])
     step(0, 1, 2)
     step(2, 0)
-    group.expect([20, 21])
     reset({1: 20})
     step(1)
     step(0, 1, 2)
@@ -129,7 +126,6 @@ def test_terrain_is_each_environments_own() -> None:
         ("toy/catch", EnvConfig(image_size=24), 1),
         ("dmc/walker-walk", STATE, 4),
         ("gym/Pendulum-v1", STATE, 2),
-        pytest.param("atari/freeway", EnvConfig(image_size=60), 4, marks=needs_ale),
     ],
 )
 def test_other_environments_play_like_single_ones(task: str, config: EnvConfig, action_repeat: int) -> None:

@@ -67,9 +67,12 @@ def test_it_ends_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(rows(tmp_path / "run" / "eval.csv")) == 1
 
 
-@pytest.mark.parametrize(("task", "at_once"), [("toy/reach", 10), ("dmc/walker-walk", 10), ("atari/pong", 32)])
+@pytest.mark.parametrize(
+    ("task", "at_once", "until_enough"),
+    [("toy/reach", 10, 10), ("dmc/walker-walk", 10, 10), ("atari/pong", 100, 32)],
+)
 def test_games_are_played_more_at_once_than_tasks_of_control(
-    task: str, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task: str, at_once: int, until_enough: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Asked(Exception):
         """With the number of environments."""
@@ -83,6 +86,6 @@ def test_games_are_played_more_at_once_than_tasks_of_control(
     agent = make_agent(spec, config.agent, torch.device("cpu"), seed=0)
     monkeypatch.setattr(evaluation_service, "make_group", refuse)
     evaluator = evaluation_service.make_evaluator(config, agent, engine)
-    for episodes, count in ((3, 3), (100, at_once)):
+    for episodes, min_agent_steps, count in ((3, 0, 3), (120, 0, at_once), (3, 125_000, until_enough)):
         with pytest.raises(Asked, match=f"^{count}$"):
-            evaluator.evaluate(0, episodes=episodes)
+            evaluator.evaluate(0, episodes=episodes, min_agent_steps=min_agent_steps)

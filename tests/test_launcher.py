@@ -244,11 +244,11 @@ H200, SMALL, FULL = GPU("0", 139 * GB), GPU("1", 9 * GB), GPU("2", 1 * GB)
 @pytest.mark.parametrize(
     ("jobs", "task", "gpus", "cores", "memory", "devices", "threads"),
     [
-        ("auto", "dmc/walker-walk", [H200], 16, 100, "0 0 0 0", 4),
-        ("auto", "atari/pong", [H200], 32, 100, "0 0 0 0 0 0 0 0", 4),
-        ("auto", "atari/pong", [H200], 16, 100, "0 0 0 0 0", 3),  # 3 cores a run
-        ("auto", "dmc/walker-walk", [H200], 2, 100, "0", 2),
-        ("auto", "dmc/walker-walk", [H200, SMALL, FULL], 64, 100, "0 1 0 1 0 0", 10),  # 4 GB a run
+        ("auto", "dmc/walker-walk", [H200], 16, 100, "0 0", 8),
+        ("auto", "atari/pong", [H200], 32, 100, 16 * "0 ", 2),
+        ("auto", "atari/pong", [H200], 5, 100, "0 0 0 0 0", 1),  # a core a run
+        ("auto", "dmc/walker-walk", [H200], 4, 100, "0", 4),  # 3 cores a run
+        ("auto", "atari/pong", [H200, SMALL, FULL], 64, 100, "0 1 0 1" + 14 * " 0", 3),  # 4 GB a run
         ("auto", "dmc/walker-walk", [FULL], 64, 100, "2", 64),
         (3, "dmc/walker-walk", [H200, SMALL], 4, 100, "0 1 0", 1),
         (6, "dmc/walker-walk", [SMALL], 16, 100, "1 1 1 1 1 1", 2),

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import drq
-from drq.config import ReplayConfig
+from drq.config import DQNConfig, EngineConfig, EnvConfig, ReplayConfig, SACConfig
 from drq.errors import UserError
 from drq.replay import Replay
 from drq.training import checkpoint as checkpoint_module
@@ -235,3 +235,24 @@ def test_the_policy_of_a_checkpoint_acts_as_the_trained_one(uninterrupted: Path)
     trained = state(uninterrupted)
     for name, value in policy.agent.modules.state_dict().items():
         assert np.array_equal(value.numpy(), trained[f"agent.{name}"].numpy()), name
+
+
+GPU_RUNS = {
+    "control": {"agent": SACConfig(batch_size=32, seed_steps=20)},
+    "game": {"task": "toy/catch", "agent": DQNConfig(batch_size=32, seed_steps=20)},
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", GPU_RUNS)
+def test_on_a_gpu(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With graphs, kernels and bfloat16. In float32 two whole runs already differ in their last bits, by cuDNN's."""
+    changes = GPU_RUNS[kind] | {
+        "device": "cuda",
+        "env": EnvConfig(image_size=84),
+        "engine": EngineConfig(precision="bf16", compile="off", eval_process="off"),
+    }
+    drq.train(small(tmp_path / "whole", **changes), quiet=True)
+    train_with_crash_at(tmp_path / "run", 75, monkeypatch, **changes)
+    drq.train(small(tmp_path / "run", **changes), quiet=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")

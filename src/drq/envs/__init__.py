@@ -64,10 +64,9 @@ def make_group(task: str, config: EnvConfig, action_repeat: int, count: int) -> 
         from drq.envs.dmc_group import make_dmc_group
 
         return make_dmc_group(name, config, action_repeat, count)
-    from drq.envs.atari import make_atari
-    from drq.envs.atari_group import AtariGroup
+    from drq.envs.atari_group import make_atari_group
 
-    return AtariGroup(lambda: make_atari(name, config), count)
+    return make_atari_group(name, config, count)
 
 
 def _check_settings(config: EnvConfig, action_repeat: int) -> None:

@@ -38,42 +38,82 @@ def games() -> list[str]:
 
 def make_atari(game: str, config: EnvConfig) -> AtariEnvironment:
     """The game of that name, in ale-py's spelling or the paper's."""
+    return AtariEnvironment(checked_name(game, config), config)
+
+
+def checked_name(game: str, config: EnvConfig) -> str:
+    """A game's name in ale-py's spelling, if it can be played with these settings."""
     name = game_id(game, games())
     if config.observation != "pixels":
         raise UserError(f"atari/{name} is played from pixels: leave out --env.observation {config.observation}.")
     if config.action_repeat not in (None, FRAME_SKIP):
         raise UserError(f"atari/{name} repeats every action {FRAME_SKIP} times: leave out --env.action-repeat.")
-    return AtariEnvironment(name, config)
+    return name
+
+
+def game_spec(name: str, config: EnvConfig, action_size: int) -> EnvSpec:
+    scores = SCORES_26.get(name)
+    return EnvSpec(
+        task=f"atari/{name}",
+        frame_shape=(1, config.image_size, config.image_size),
+        frame_stack=config.frame_stack,
+        action_kind="discrete",
+        action_size=action_size,
+        action_repeat=FRAME_SKIP,
+        max_episode_agent_steps=limit_agent_steps(
+            limit_env_steps(MAX_FRAMES, config.max_episode_steps), FRAME_SKIP
+        ),
+        budget_counts="agent_step",
+        random_return=scores.random if scores else None,
+        perfect_return=scores.human if scores else None,
+    )
+
+
+class GameEpisode:
+    """The rules of an episode: what the emulator gives, as the benchmark counts it."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self._spec = spec
+        self.seed = 0
+        self.actions: list[int] = []
+        """Of the episode under way, or the last one. A new episode has a new list."""
+        self._lives = 0
+        self.playing = False
+
+    def begin(self, seed: int, lives: int) -> None:
+        self.seed = seed
+        self.actions = []
+        self._lives = lives
+        self.playing = True
+
+    def check(self, action: Action) -> None:
+        """Refuses what cannot be played now."""
+        if not self.playing:
+            raise UserError(f"{self._spec.task} has no episode under way: call reset(seed) before step.")
+        size = self._spec.action_size
+        if (not isinstance(action, int) and np.ndim(action) != 0) or not 0 <= int(action) < size:
+            raise UserError(f"{self._spec.task} takes actions from 0 to {size - 1}, not {action!r}.")
+
+    def step(self, action: Action, frame: Frame, score: float, game_over: bool, lives: int) -> Step:
+        """What became of an action."""
+        self.actions.append(int(action))
+        terminal = game_over or lives < self._lives
+        self._lives = lives
+        done = game_over or len(self.actions) == self._spec.max_episode_agent_steps
+        self.playing = not done
+        return Step(frame, min(max(score, -1.0), 1.0), 0.0 if terminal else 1.0, done, score)
 
 
 class AtariEnvironment:
     """One game. Grey frames, clipped rewards to learn from, whole ones to score with."""
 
     def __init__(self, name: str, config: EnvConfig) -> None:
-        frame_limit = limit_env_steps(MAX_FRAMES, config.max_episode_steps)
-        self._agent_step_limit = limit_agent_steps(frame_limit, FRAME_SKIP)
         size = config.image_size
-        self._emulator = _emulator(name, size, size, grayscale=True)
-        self._next = _NextEpisode(lambda: _emulator(name, size, size, grayscale=True))
-        scores = SCORES_26.get(name)
-        self._spec = EnvSpec(
-            task=f"atari/{name}",
-            frame_shape=(1, config.image_size, config.image_size),
-            frame_stack=config.frame_stack,
-            action_kind="discrete",
-            action_size=int(self._emulator.single_action_space.n),
-            action_repeat=FRAME_SKIP,
-            max_episode_agent_steps=self._agent_step_limit,
-            budget_counts="agent_step",
-            random_return=scores.random if scores else None,
-            perfect_return=scores.human if scores else None,
-        )
-        self._colour = _ColourReplay(name)
-        self._seed = 0
-        self._actions: list[int] = []
-        """Of the episode under way, or the one just over."""
-        self._lives = 0
-        self._playing = False
+        self._emulator = new_emulator(name, size, size, grayscale=True)
+        self._next = _NextEpisode(lambda: new_emulator(name, size, size, grayscale=True))
+        self._spec = game_spec(name, config, int(self._emulator.single_action_space.n))
+        self._colour = ColourReplay(name)
+        self._episode = GameEpisode(self._spec)
 
     @property
     def spec(self) -> EnvSpec:
@@ -84,53 +124,30 @@ class AtariEnvironment:
         return 0.0  # the emulator draws as it goes: there is no time to tell apart
 
     def reset(self, seed: int) -> Frame:
-        self._seed = _emulators_range(seed)
-        self._actions = []
-        begun = self._next.taken_for(self._emulator, self._seed)
-        self._emulator, frames, info = begun or _reset(self._emulator, self._seed)
-        self._lives = int(info["lives"][0])
-        self._playing = True
+        seed = emulators_range(seed)
+        begun = self._next.taken_for(self._emulator, seed)
+        self._emulator, frames, info = begun or _reset(self._emulator, seed)
+        self._episode.begin(seed, int(info["lives"][0]))
         return _only(frames)
 
     def expect(self, seed: int) -> None:
         """Loads the game anew beside the episode under way, in a second emulator."""
-        self._next.begin(_emulators_range(seed))
+        self._next.begin(emulators_range(seed))
 
     def step(self, action: Action) -> Step:
-        self.check(action)
-        self.send(action)
-        return self.receive()
-
-    def check(self, action: Action) -> None:
-        """Refuses what cannot be played now."""
-        if not self._playing:
-            raise UserError(f"{self._spec.task} has no episode under way: call reset(seed) before step.")
-        size = self._spec.action_size
-        if np.ndim(action) != 0 or not 0 <= int(action) < size:
-            raise UserError(f"{self._spec.task} takes actions from 0 to {size - 1}, not {action!r}.")
-
-    def send(self, action: Action) -> None:
-        """Begins a step in the emulator's own thread. `receive` waits for it, and has to come next."""
-        self._actions.append(int(action))
-        self._emulator.send(np.array([action], dtype=np.int32))
-
-    def receive(self) -> Step:
-        frames, rewards, game_over, _, info = self._emulator.recv()
-        lives = int(info["lives"][0])
-        terminal = bool(game_over[0]) or lives < self._lives
-        self._lives = lives
+        self._episode.check(action)
+        frames, rewards, game_over, _, info = self._emulator.step(np.array([action], dtype=np.int32))
         # Nothing steps on after the end of an episode, so the emulator never comes to reset itself.
-        done = bool(game_over[0]) or len(self._actions) == self._agent_step_limit
-        self._playing = not done
-        score = float(rewards[0])
-        return Step(_only(frames), min(max(score, -1.0), 1.0), 0.0 if terminal else 1.0, done, score)
+        return self._episode.step(
+            action, _only(frames), float(rewards[0]), bool(game_over[0]), int(info["lives"][0])
+        )
 
     def render(self) -> NDArray[np.uint8]:
         """The screen in colour, 210 x 160. Costs a second emulation, of the episodes it is asked for."""
-        return self._colour.picture(self._seed, self._actions)
+        return self._colour.picture(self._episode.seed, self._episode.actions)
 
     def close(self) -> None:
-        self._playing = False
+        self._episode.playing = False
         self._emulator.close()
         self._next.close()
         self._colour.close()
@@ -173,7 +190,7 @@ class _NextEpisode:
             self._reset.result()
 
 
-class _ColourReplay:
+class ColourReplay:
     """Plays an episode a second time, in colour: the grey emulator keeps nothing to draw a video from."""
 
     def __init__(self, name: str) -> None:
@@ -186,7 +203,7 @@ class _ColourReplay:
     def picture(self, seed: int, actions: list[int]) -> NDArray[np.uint8]:
         """The screen after these actions. A new list is a new episode, a longer one the same gone on."""
         if self._emulator is None:
-            self._emulator = _emulator(self._name, *self._picture.shape[:2], grayscale=False)
+            self._emulator = new_emulator(self._name, *self._picture.shape[:2], grayscale=False)
         if self._episode is not actions:
             self._episode, self._played = actions, 0
             self._picture = _only(_only(self._emulator.reset(seed=seed)[0]))
@@ -210,12 +227,12 @@ def _ale_py() -> Any:
     return ale_py
 
 
-def _emulator(name: str, height: int, width: int, *, grayscale: bool) -> Any:
-    """One game, one picture at a time: stacking, clipping, lives and the time limit are ours."""
+def new_emulator(name: str, height: int, width: int, *, grayscale: bool, count: int = 1, threads: int = 1) -> Any:
+    """So many of a game, one picture at a time: stacking, clipping, lives and the time limit are ours."""
     return _ale_py().vector_env.AtariVectorEnv(
         name,
-        num_envs=1,
-        num_threads=1,
+        num_envs=count,
+        num_threads=threads,
         img_height=height,
         img_width=width,
         grayscale=grayscale,
@@ -233,7 +250,7 @@ def _emulator(name: str, height: int, width: int, *, grayscale: bool) -> Any:
     )
 
 
-def _emulators_range(seed: int) -> int:
+def emulators_range(seed: int) -> int:
     return int(seed) % 2**31
 
 

@@ -2,83 +2,132 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
-from typing import NamedTuple
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from drq.envs.atari import AtariEnvironment
+from drq.config import EnvConfig
+from drq.envs.atari import ColourReplay, GameEpisode, checked_name, emulators_range, game_spec, new_emulator
 from drq.envs.protocol import Action, EnvSpec, Frame, Step
 
-_SPARE = 4
-"""Emulators that load expected episodes beside play. Loading takes some 0.1 s, in which more games seldom end."""
+
+def lane_slots() -> int:
+    """How many slots step together: many, for one call into ale-py wakes them all. Not all, as a lane in which nobody
+    plays costs nothing, and no more than there are cores, as that would only make the last game of a lane wait."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(16, cores)
+
+
+def make_atari_group(game: str, config: EnvConfig, count: int) -> AtariGroup:
+    """So many of the game of that name, in ale-py's spelling or the paper's."""
+    return AtariGroup(checked_name(game, config), config, count)
 
 
 class AtariGroup:
-    """Environments of one game, each with the thread in which its emulator works.
+    """One game in many slots. The slots of a lane share an `AtariVectorEnv`, which has threads of its own.
 
-    An emulator a slot, and not one `AtariVectorEnv` for all: that one steps all of its games or none, so at the end
-    of an evaluation it would go on with games that are over. Here a slot that is not stepped costs nothing.
+    It steps all games of a lane or none. One that goes on unseen, be it over or not named in a step, is out of play
+    until a reset with a seed, which loads it anew.
     """
 
-    def __init__(self, make: Callable[[], AtariEnvironment], count: int) -> None:
-        self._make = make
-        self._slots = [make() for _ in range(count)]
-        self._spare: list[AtariEnvironment] = []
-        self._begun: dict[int, _Begun] = {}
-        """Expected episodes by their seeds, each in an emulator that was spare."""
-        self._loading = ThreadPoolExecutor(thread_name_prefix="atari-group")
+    def __init__(self, name: str, config: EnvConfig, count: int) -> None:
+        size = config.image_size
+        most = lane_slots()
+        self._lanes = []
+        for first in range(0, count, most):
+            slots = range(first, min(first + most, count))
+            emulator = new_emulator(name, size, size, grayscale=True, count=len(slots), threads=len(slots))
+            self._lanes.append(_Lane(emulator, slots))
+        self._spec = game_spec(name, config, self._lanes[0].action_size)
+        self._episodes = [GameEpisode(self._spec) for _ in range(count)]
+        self._colour = [ColourReplay(name) for _ in range(count)]
+        self._loading = ThreadPoolExecutor(len(self._lanes), thread_name_prefix="atari-group")
 
     @property
     def spec(self) -> EnvSpec:
-        return self._slots[0].spec
+        return self._spec
 
     def reset(self, seeds: Mapping[int, int]) -> dict[int, Frame]:
-        frames = {slot: self._reset(slot, seed) for slot, seed in seeds.items()}
-        return {slot: frame.result() for slot, frame in frames.items()}
-
-    def _reset(self, slot: int, seed: int) -> Future[Frame]:
-        begun = self._begun.pop(seed, None)
-        if begun is None:
-            return self._loading.submit(self._slots[slot].reset, seed)
-        self._spare.append(self._slots[slot])
-        self._slots[slot] = begun.env
-        return begun.frame
-
-    def expect(self, seeds: Iterable[int]) -> None:
-        expected = list(islice(seeds, _SPARE))
-        for seed in self._begun.keys() - set(expected):
-            env, frame = self._begun.pop(seed)
-            frame.result()
-            self._spare.append(env)
-        for seed in expected:
-            if seed not in self._begun:
-                env = self._spare.pop() if self._spare else self._make()
-                self._begun[seed] = _Begun(env, self._loading.submit(env.reset, seed))
+        seeds = {slot: emulators_range(seed) for slot, seed in seeds.items()}
+        lanes = [lane for lane in self._lanes if any(slot in seeds for slot in lane.slots)]
+        first: dict[int, Frame] = {}
+        # Loading a game takes some 0.1 s, without the GIL.
+        for lane, (frames, lives) in zip(
+            lanes, self._loading.map(lambda lane: lane.reset(seeds), lanes), strict=True
+        ):
+            for slot, frame, lives_left in zip(lane.slots, frames, lives, strict=True):
+                if slot in seeds:
+                    self._episodes[slot].begin(seeds[slot], lives_left)
+                    first[slot] = frame
+        return first
 
     def step(self, actions: Mapping[int, Action]) -> dict[int, Step]:
-        # All are checked before any is sent, so that a mistake leaves no emulator with an answer to be fetched.
+        # All are checked before any is sent, so that a mistake moves none.
         for slot, action in actions.items():
-            self._slots[slot].check(action)
-        for slot, action in actions.items():
-            self._slots[slot].send(action)
-        return {slot: self._slots[slot].receive() for slot in actions}
+            self._episodes[slot].check(action)
+        lanes = [lane for lane in self._lanes if any(slot in actions for slot in lane.slots)]
+        for lane in lanes:
+            lane.send(actions)
+        for slot, episode in enumerate(self._episodes):
+            if slot not in actions:
+                episode.playing = False
+        steps: dict[int, Step] = {}
+        for lane in lanes:
+            for slot, *outcome in zip(lane.slots, *lane.receive(), strict=True):
+                if slot in actions:
+                    steps[slot] = self._episodes[slot].step(actions[slot], *outcome)
+        return steps
 
     def render(self, slot: int) -> NDArray[np.uint8]:
-        return self._slots[slot].render()
+        episode = self._episodes[slot]
+        return self._colour[slot].picture(episode.seed, episode.actions)
 
     def close(self) -> None:
         self._loading.shutdown()
-        for env in (*self._slots, *self._spare, *(begun.env for begun in self._begun.values())):
-            env.close()
+        for lane in self._lanes:
+            lane.close()
+        for colour in self._colour:
+            colour.close()
 
 
-class _Begun(NamedTuple):
-    """An episode that nobody plays yet."""
+class _Lane:
+    """Slots with one emulator. What it gives is in their order, in arrays that are new each time: a slot's frame is
+    a view of one, which nothing writes to again."""
 
-    env: AtariEnvironment
-    frame: Future[Frame]
-    """Its first frame, once it is loaded."""
+    def __init__(self, emulator: Any, slots: range) -> None:
+        self._emulator = emulator
+        self.slots = slots
+        self._begun = False
+
+    @property
+    def action_size(self) -> int:
+        return int(self._emulator.single_action_space.n)
+
+    def reset(self, seeds: Mapping[int, int]) -> tuple[NDArray[np.uint8], list[int]]:
+        """Frames and lives of all slots, of which those with a seed begin anew."""
+        if self._begun:
+            named = np.array([slot in seeds for slot in self.slots])
+            options = {"reset_mask": named}
+        else:
+            # The first reset has to be of all; slots without a seed get any, as nobody plays in them.
+            named, options = np.ones(len(self.slots), dtype=bool), {}
+        chosen = np.array([seeds.get(slot, 0) for slot in self.slots])[named]
+        frames, info = self._emulator.reset(seed=chosen, options=options)
+        self._begun = True
+        return frames, info["lives"].tolist()
+
+    def send(self, actions: Mapping[int, Action]) -> None:
+        """Begins a step in the emulator's threads. `receive` waits for it, and has to come next."""
+        self._emulator.send(np.array([actions.get(slot, 0) for slot in self.slots], dtype=np.int32))
+
+    def receive(self) -> tuple[NDArray[np.uint8], list[float], list[bool], list[int]]:
+        """Frames, scores, whether the game is over, and lives of all slots."""
+        frames, rewards, game_over, _, info = self._emulator.recv()
+        return frames, rewards.astype(np.float64).tolist(), game_over.tolist(), info["lives"].tolist()
+
+    def close(self) -> None:
+        self._emulator.close()

@@ -59,9 +59,6 @@ class ControlSuiteGroup:
             self._envs[slot].begin(seed)
         return self._frames(seeds)
 
-    def expect(self, seeds: Iterable[int]) -> None:
-        """Resets take no longer than steps: nothing is begun early."""
-
     def step(self, actions: Mapping[int, Action]) -> dict[int, Step]:
         # One after the other: half of the time and more is the suite's Python, and threads would wait for its lock.
         outcomes = {slot: self._envs[slot].advance(action) for slot, action in actions.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -26,15 +26,12 @@ class EnvironmentGroup(Protocol):
         """Begins an episode in each slot named, from the seed given for it, and returns the first frames."""
         ...
 
-    def expect(self, seeds: Iterable[int]) -> None:
-        """Says which seeds the next resets will probably have, soonest first and without end if there is none.
-
-        Resets that take long may be begun beside play. What `reset` gives is the same.
-        """
-        ...
-
     def step(self, actions: Mapping[int, Action]) -> dict[int, Step]:
-        """One agent step in each slot named, all at the same time. The others stay where they are."""
+        """One agent step in each slot named, all at the same time.
+
+        A slot that a step does not name may be left: its episode may go on unseen, and only a reset of the slot makes
+        it playable again. Some groups keep it as it is; a user of any group names every slot it wants to go on with.
+        """
         ...
 
     def render(self, slot: int) -> NDArray[np.uint8]:
@@ -61,9 +58,6 @@ class ThreadedGroup:
     def reset(self, seeds: Mapping[int, int]) -> dict[int, Frame]:
         frames = {slot: self._threads[slot].submit(self._envs[slot].reset, seed) for slot, seed in seeds.items()}
         return {slot: frame.result() for slot, frame in frames.items()}
-
-    def expect(self, seeds: Iterable[int]) -> None:
-        """Nothing is begun early."""
 
     def step(self, actions: Mapping[int, Action]) -> dict[int, Step]:
         steps = {

@@ -23,10 +23,11 @@ from drq.experiments.suites import Run
 from drq.machine import free_memory
 from drq.training.folder import config_to_json
 
-RUNS_PER_GPU = {"control": 4, "atari": 8}
-"""Runs that a large GPU carries side by side: one leaves it idle while its environment steps."""
-CORES_PER_GPU_RUN = 3
-"""A run on a GPU keeps its loop, its environment and its evaluation busy."""
+RUNS_PER_GPU = {"control": 2, "atari": 16}
+"""Runs that a large GPU carries side by side. One control run keeps it busy but for a fifth of the time; 16 Atari runs
+take, on an H200 with 16 cores, as long as three or four after each other."""
+CORES_PER_GPU_RUN = {"control": 3, "atari": 1}
+"""A control run keeps its loop and evaluation busy, and OpenGL. An Atari run computes or emulates, in turns."""
 CORES_PER_CPU_RUN = 2
 PROCESSES_PER_GPU_RUN = 2
 """Its loop and its evaluation."""
@@ -110,9 +111,13 @@ def this_machines_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def kind_of(tasks: Sequence[str]) -> Literal["control", "atari"]:
+    return "atari" if all(task.startswith("atari/") for task in tasks) else "control"
+
+
 def most_per_gpu(tasks: Sequence[str]) -> int:
     """Runs that a GPU with memory enough carries."""
-    return RUNS_PER_GPU["atari" if all(task.startswith("atari/") for task in tasks) else "control"]
+    return RUNS_PER_GPU[kind_of(tasks)]
 
 
 def plan_slots(
@@ -120,14 +125,14 @@ def plan_slots(
 ) -> list[Mapping[str, str]]:
     """The environment variables of each run at a time.
 
-    auto: on GPUs 4 runs each (Atari: 8), within their memory and 3 cores a run; on a CPU one run for 2 cores, within
-    the host's memory.
+    auto: on GPUs 2 runs each (Atari: 16), within their memory and 3 cores a run (Atari: 1); on a CPU one run for 2
+    cores, within the host's memory.
     """
     if gpus:
         fits = [min(most_per_gpu(tasks), gpu.free // BYTES_PER_RUN) for gpu in gpus]
         places = [gpu for level in range(max(fits)) for gpu, most in zip(gpus, fits, strict=True) if level < most]
         places = places or [max(gpus, key=lambda gpu: gpu.free)]
-        wanted = min(len(places), cores // CORES_PER_GPU_RUN) if jobs == "auto" else jobs
+        wanted = min(len(places), cores // CORES_PER_GPU_RUN[kind_of(tasks)]) if jobs == "auto" else jobs
         wanted = max(wanted, 1)
         chosen = [{"CUDA_VISIBLE_DEVICES": places[number % len(places)].name} for number in range(wanted)]
     else:
