@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from drq.cores import usable_cores
 from drq.errors import UserError
 
 
@@ -136,7 +137,7 @@ def probe(directory: Path) -> Machine:
         gpu=gpu,
         cuda_warning=cuda_warning,
         nvidia_device=any(Path("/dev").glob("nvidia[0-9]*")),
-        cpu_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cpu_cores=usable_cores(),
         memory_free=free_memory(),
         compiler=any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))),
         python_headers=Path(sysconfig.get_path("include"), "Python.h").exists(),

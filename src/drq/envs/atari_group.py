@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drq.config import EnvConfig
+from drq.cores import usable_cores
 from drq.envs.atari import ColourReplay, GameEpisode, checked_name, emulators_range, game_spec, new_emulator
 from drq.envs.protocol import Action, EnvSpec, Frame, Step
 
@@ -18,8 +18,7 @@ from drq.envs.protocol import Action, EnvSpec, Frame, Step
 def lane_slots() -> int:
     """How many slots step together: many, for one call into ale-py wakes them all. Not all, as a lane in which nobody
     plays costs nothing, and no more than there are cores, as that would only make the last game of a lane wait."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(16, cores)
+    return min(16, usable_cores())
 
 
 def make_atari_group(game: str, config: EnvConfig, count: int) -> AtariGroup:

@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 import torch
 
 from drq.config import TrainConfig
+from drq.cores import usable_cores
 from drq.experiments.mps import CLIENTS_PER_GPU, mps_if_possible
 from drq.experiments.suite_folder import SuiteFolder
 from drq.experiments.suites import Run
@@ -107,10 +108,6 @@ def this_machines_gpus() -> list[GPU]:
     return [GPU(name.strip(), free) for name, free in zip(names, json.loads(looked.stdout), strict=False)]
 
 
-def this_machines_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def kind_of(tasks: Sequence[str]) -> Literal["control", "atari"]:
     return "atari" if all(task.startswith("atari/") for task in tasks) else "control"
 
@@ -149,9 +146,9 @@ def plan_here(jobs: Jobs, configs: Sequence[TrainConfig]) -> list[Mapping[str, s
     on_gpu = any(config.device != "cpu" for config in configs)
     tasks = [config.task for config in configs]
     gpus = this_machines_gpus() if on_gpu else []
-    slots = plan_slots(jobs, tasks, gpus=gpus, cores=this_machines_cores(), memory=free_memory())
+    slots = plan_slots(jobs, tasks, gpus=gpus, cores=usable_cores(), memory=free_memory())
     if len(slots) > len(configs):  # fewer runs have more cores each
-        slots = plan_slots(max(len(configs), 1), tasks, gpus=gpus, cores=this_machines_cores(), memory=None)
+        slots = plan_slots(max(len(configs), 1), tasks, gpus=gpus, cores=usable_cores(), memory=None)
     return slots
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import platform
 import sys
 from collections.abc import Callable, Hashable, Iterator
@@ -19,6 +18,7 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 
 from drq.config import EngineConfig
+from drq.cores import usable_cores
 from drq.engine.settings import EngineSettings, choose_device
 from drq.envs.rendering import renderer_name
 from drq.errors import UserError
@@ -204,17 +204,13 @@ def _machine(device: torch.device) -> dict[str, str]:
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU",
         "cpu": _cpu_name(),
-        "cores": str(_cores()),
+        "cores": str(usable_cores()),
         "torch_threads": str(torch.get_num_threads()),
         "renderer": renderer,
         "commit": git_commit() or "unknown",
         "drq": "not installed",
         **versions(),
     }
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cpu_name() -> str:
