@@ -96,13 +96,13 @@ class TD3:
             action = self.target.policy(features) + noise.clamp(-SMOOTHING_LIMIT, SMOOTHING_LIMIT)
             return torch.minimum(*self.target.q(features, action.clamp(-1, 1)))
 
-        def squared_error(obs: Tensor, y: Tensor) -> Tensor:
-            action = regularize.repeat(batch.action, self.m)  # DrQ: one for each view, not batch.action
-            q1, q2 = self.online.q(self.online.encode(obs), action)
-            return (q1 - y) ** 2 + (q2 - y) ** 2
+        def squared_error(q: Tensor, y: Tensor) -> Tensor:
+            return (q - y) ** 2
 
         y = regularize.target(batch, next_views, value)  # DrQ: r + γ value(s'), averaged over K views
-        loss = regularize.loss(views, y, squared_error)  # DrQ: the mean error, averaged over M views
+        action = regularize.repeat(batch.action, self.m)  # DrQ: one for each view, not batch.action
+        q1, q2 = self.online.q(self.online.encode(views), action)
+        loss = regularize.loss(q1, y, squared_error) + regularize.loss(q2, y, squared_error)  # DrQ: over M views
         descend(self.critic_optimizer, loss, self.critic_parameters)
 
         if self.updates % ACTOR_EVERY == 0:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+
+from drq.engine import kernels
+from drq.engine.kernels import runtime
+from emulation import Emulator
 
 torch.set_num_threads(1)  # two workers share two cores
 
@@ -17,3 +23,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    return Emulator(tmp_path_factory.mktemp("kernels"))
+
+
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not kernels.available(), reason="needs a CUDA GPU with bfloat16")]
+
+
+@pytest.fixture(params=["emulated", pytest.param("cuda", marks=gpu)])
+def kernel_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where a test of kernels has its tensors. New ones start as NaNs: what no kernel writes fails the test."""
+    torch.manual_seed(0)
+    if request.param == "emulated":
+        monkeypatch.setattr(runtime, "kernel", request.getfixturevalue("emulator").kernel)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield "cpu" if request.param == "emulated" else "cuda"
+    torch.use_deterministic_algorithms(False)

@@ -19,6 +19,7 @@
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 
 typedef unsigned int u32;
 typedef unsigned short u16;

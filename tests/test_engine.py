@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import shutil
 import types
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -13,13 +14,17 @@ import torch
 
 from drq.agents import make_agent
 from drq.config import AgentConfig, DQNConfig, EngineConfig, SACConfig
+from drq.engine import kernels
 from drq.engine.aligned import align
+from drq.engine.fused import StackedEncoding
 from drq.engine.graphs import without_a_trace
+from drq.engine.kernels import runtime
 from drq.engine.learner import Learner
 from drq.engine.settings import EngineSettings
 from drq.envs.protocol import EnvSpec
 from drq.errors import UserError
 from drq.replay import Replay
+from emulation import Emulator
 
 CONTROL = EnvSpec("toy/control", (3, 32, 32), 3, "continuous", 2, 1, 20)
 GAME = EnvSpec("toy/game", (1, 44, 44), 4, "discrete", 5, 1, 20)
@@ -140,6 +145,34 @@ def test_every_engine_on_the_gpu(spec: EnvSpec, agent: AgentConfig, name: str) -
     assert distance(weights_after(plain, 4), weights_after(fast, 4)) < tolerance
     if name in ("kernels", "default") and spec is CONTROL:
         assert fast.fused
+
+
+@pytest.mark.gpu
+def test_targets_computed_beside_are_the_same() -> None:
+    """A branch that read what the other has not written yet, or wrote where it still reads, would show in some bit."""
+    agent = dataclasses.replace(SAC_SETTINGS, batch_size=256, hidden_dim=1024)
+    beside = make_learner(CONTROL, agent, EngineConfig(compile="off"), "cuda")
+    after = make_learner(CONTROL, agent, EngineConfig(compile="off"), "cuda")
+    assert beside.agent.beside is not nullcontext
+    after.agent.beside = nullcontext
+    first, second = weights_after(beside, 40), weights_after(after, 40)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(("spec", "agent"), CASES, ids=["sac", "dqn"])
+def test_kernels_in_a_learner_equal_plain_pytorch(
+    spec: EnvSpec, agent: AgentConfig, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Emulated; convolutions are PyTorch's on both sides."""
+    plain = weights_after(make_learner(spec, agent, PLAIN, "cpu"), 3)
+    monkeypatch.setattr(kernels, "available", lambda: True)
+    monkeypatch.setattr(runtime, "kernel", emulator.kernel)
+    monkeypatch.setattr(
+        EngineSettings, "resolve", lambda *_: EngineSettings(torch.device("cpu"), "float32", False, False, True, False)
+    )
+    ours = make_learner(spec, agent, PLAIN, "cpu")
+    assert isinstance(ours.agent.encoding, StackedEncoding)
+    assert distance(plain, weights_after(ours, 3)) < 1e-5
 
 
 @pytest.mark.gpu

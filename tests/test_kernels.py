@@ -5,13 +5,8 @@ The emulator runs the CUDA source itself (kernel_emulator.h) and needs a C++ com
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 import itertools
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -19,65 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drq.engine import kernels
-from drq.engine.kernels import encoder, layers, reference, runtime
+from drq.engine.kernels import encoder, layers, reference
 from drq.engine.kernels.layers import Tiling
 from drq.networks.encoders import PixelEncoder
 
 TOLERANCE = 1e-2  # bfloat16 operands, relative to the norm
-EMULATOR = Path(__file__).parent / "kernel_emulator.h"
 
 
-class EmulatedKernel:
-    """A kernel compiled for the CPU. Three blocks at a time, so that small inputs make a block work more than once."""
-
-    resident_blocks = 3
-
-    def __init__(self, name: str, text: str, threads: int, shared_bytes: int, folder: Path) -> None:
-        source = folder / (hashlib.sha256(text.encode()).hexdigest()[:16] + ".cpp")
-        entry = f'extern "C" void run(void** a, int x, int y, int t, int s) {{ emulate({name}, a, x, y, t, s); }}'
-        source.write_text(f'#include "{EMULATOR}"\n{text}\n{entry}\n')
-        library = source.with_suffix(".so")
-        options = ["-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
-        subprocess.run(["g++", *options, str(source), "-o", str(library)], check=True)
-        self._run = ctypes.CDLL(str(library)).run
-        self._shape = threads, shared_bytes
-
-    def launch(self, grid: tuple[int, int], *arguments: runtime.Argument) -> None:
-        assert all(a.is_contiguous() for a in arguments if isinstance(a, Tensor))
-        self._run(runtime.argument_array(arguments), *grid, *self._shape)
-
-
-@pytest.fixture(scope="module")
-def emulated_kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., EmulatedKernel]:
-    if shutil.which("g++") is None:
-        pytest.skip("needs g++")
-    folder = tmp_path_factory.mktemp("kernels")
-    built: dict[str, EmulatedKernel] = {}
-
-    def kernel(
-        name: str, parts: Sequence[str], defines: Mapping[str, int | str], threads: int, shared_bytes: int
-    ) -> EmulatedKernel:
-        text = runtime.program_text([part for part in parts if part != "primitives.cuh"], defines)
-        if text not in built:
-            built[text] = EmulatedKernel(name, text, threads, shared_bytes, folder)
-        return built[text]
-
-    return kernel
-
-
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not kernels.available(), reason="needs a CUDA GPU with bfloat16")]
-
-
-@pytest.fixture(params=["emulated", pytest.param("cuda", marks=gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Where a test's tensors live. New tensors start as NaNs: an element that no kernel writes fails the test."""
-    torch.manual_seed(0)
-    if request.param == "emulated":
-        monkeypatch.setattr(runtime, "kernel", request.getfixturevalue("emulated_kernel"))
-    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield "cpu" if request.param == "emulated" else "cuda"
-    torch.use_deterministic_algorithms(False)
+@pytest.fixture
+def device(kernel_device: str) -> str:
+    return kernel_device
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:

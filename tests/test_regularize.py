@@ -59,10 +59,8 @@ def run(
     drawn = regularize.draw(f, N, k, m, SIZE, generator(3))
     y = regularize.target(batch, regularize.views(f, batch.next_obs, drawn.nu_next), value)
 
-    def squared(views: Tensor, targets: Tensor) -> Tensor:
-        return (critic(views, regularize.repeat(batch.action, m)) - targets) ** 2
-
-    return y, regularize.loss(regularize.views(f, batch.obs, drawn.nu), y, squared)
+    q = critic(regularize.views(f, batch.obs, drawn.nu), regularize.repeat(batch.action, m))
+    return y, regularize.loss(q, y, lambda q, y: (q - y) ** 2)
 
 
 @pytest.mark.parametrize(("k", "m"), K_AND_M)
@@ -207,9 +205,9 @@ def test_any_loss_and_states_without_pixels_will_do() -> None:
     jitter = drawn.nu_next.view(3, 4)
     torch.testing.assert_close(y, 1 + 0.5 * (states.sum(1) + 3 * jitter.mean(0)))
     loss = regularize.loss(
-        regularize.views(f, states, drawn.nu),
+        regularize.views(f, states, drawn.nu).mean(1),
         y,
-        lambda s, targets: torch.nn.functional.huber_loss(s.mean(1), targets, reduction="none"),
+        lambda q, y: torch.nn.functional.huber_loss(q, y, reduction="none"),
     )
     by_hand = [
         float(torch.nn.functional.huber_loss(states[i].mean() + drawn.nu[view * 4 + i, 0], y[i]))

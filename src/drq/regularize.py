@@ -2,11 +2,11 @@
 
 An agent brings two functions that it would have anyway, and this file does the rest:
 
-    value(s')  a sample of the next state's value, Q_θ'(s', a') with a' ~ π(·|s')  (SAC: minus α log π(a'|s'))
-    loss(s, y) the loss of Q_θ(s, a) against the target y, one number for every transition
+    value(s')   a sample of the next state's value, Q_θ'(s', a') with a' ~ π(·|s')  (SAC: minus α log π(a'|s'))
+    error(q, y) the error of a prediction against its target, e.g. (q - y)², one number for every pair
 
     y_i    = r_i + γ 1/K Σ_k value(f(s'_i, ν'_ik))            the same target for every view of s_i
-    J_Q(θ) = 1/NM Σ_i Σ_m loss(f(s_i, ν_im), y_i)
+    J_Q(θ) = 1/NM Σ_i Σ_m error(Q_θ(f(s_i, ν_im), a_i), y_i)
 
 K = M = 1 is the plain algorithm on perturbed images (RAD); without augmentation it is the plain algorithm.
 """
@@ -62,6 +62,9 @@ def target(batch: Batch, next_views: Any, value: Callable[[Any], Tensor]) -> Ten
     return batch.reward + batch.discount * values.view(-1, batch.reward.shape[0]).mean(0)
 
 
-def loss(obs_views: Any, y: Tensor, per_view: Callable[[Any, Tensor], Tensor]) -> Tensor:
-    """J_Q: the mean over N transitions and M views of the loss against one target per transition."""
-    return per_view(obs_views, repeat(y, obs_views.shape[0] // y.shape[0])).mean()
+def loss(q: Tensor, y: Tensor, error: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """J_Q: the mean over N transitions and M views of the error against one target per transition.
+
+    q is Q_θ(f(s, ν), a) of all views: [M * N]. Two critics have two losses; add them up.
+    """
+    return error(q, repeat(y, q.shape[0] // y.shape[0])).mean()

@@ -149,9 +149,16 @@ class Replay:
 
     def sample(self, count: int, generator: Generator) -> Tensor:
         """Draws slots of `count` transitions uniformly, with replacement."""
+        return self.slots(self.draw(count, generator))
+
+    def draw(self, count: int, generator: Generator) -> Tensor:
+        """Random bits that choose `count` transitions, however many there are to choose from."""
+        # 62 of them leave no bias worth naming, and the host need not know how many transitions there are.
+        return torch.randint(0, 2**62, (count,), generator=generator, device=self.device)
+
+    def slots(self, random: Tensor) -> Tensor:
+        """The slots that these bits choose."""
         oldest, sampleable = self.window.unbind()
-        # 62 random bits leave no bias worth naming, and the host need not know how many there are to choose from.
-        random = torch.randint(0, 2**62, (count,), generator=generator, device=self.device)
         return (oldest + random % sampleable) % self.capacity
 
     def gather(self, slots: Tensor) -> Batch:

@@ -2,15 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
+class Descend(Protocol):
+    """Moves parameters, and the means of their gradients and of the squares, by one step. Steps are counted from 1."""
+
+    def __call__(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        means: list[Tensor],
+        squares: list[Tensor],
+        steps: list[Tensor],
+        *,
+        learning_rate: float,
+        betas: tuple[float, float],
+        eps: float,
+    ) -> None: ...
+
+
+def descend(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    means: list[Tensor],
+    squares: list[Tensor],
+    steps: list[Tensor],
+    *,
+    learning_rate: float,
+    betas: tuple[float, float],
+    eps: float,
+) -> None:
+    """As PyTorch does it."""
+    torch._fused_adam_(
+        *(parameters, gradients, means, squares, [], steps),
+        lr=learning_rate,
+        beta1=betas[0],
+        beta2=betas[1],
+        eps=eps,
+        weight_decay=0.0,
+        amsgrad=False,
+        maximize=False,
+    )
+
+
 class FusedAdam(Optimizer):
-    """`torch.optim.Adam(fused=True)`, bit for bit.
+    """`torch.optim.Adam(fused=True)`, bit for bit unless the engine puts another `descend` in its place.
 
     That one imports torch._dynamo when it is made and again when it steps, only to keep it out: 1 to 6 seconds of
     every start. The step count of each parameter lives beside it, so that a CUDA graph can hold the update.
@@ -24,6 +65,7 @@ class FusedAdam(Optimizer):
         eps: float = 1e-8,
     ) -> None:
         super().__init__(parameters, {"lr": learning_rate, "betas": betas, "eps": eps})
+        self.descend: Descend = descend
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.param_groups.append(self.defaults | param_group)
@@ -40,20 +82,15 @@ class FusedAdam(Optimizer):
             states = [self._state_of(parameter) for parameter in parameters]
             steps = [state["step"] for state in states]
             torch._foreach_add_(steps, 1)
-            torch._fused_adam_(
+            self.descend(
                 parameters,
                 [parameter.grad for parameter in parameters],
                 [state["exp_avg"] for state in states],
                 [state["exp_avg_sq"] for state in states],
-                [],
                 steps,
-                lr=group["lr"],
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
+                learning_rate=group["lr"],
+                betas=group["betas"],
                 eps=group["eps"],
-                weight_decay=0.0,
-                amsgrad=False,
-                maximize=False,
             )
 
     def _state_of(self, parameter: nn.Parameter) -> dict[str, Any]:

@@ -6,6 +6,8 @@ Double, dueling, with n-step returns (the replay builds those). Without augmenta
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +16,8 @@ from torch.optim import Optimizer
 
 from drq import regularize
 from drq.agents.adam import FusedAdam
-from drq.agents.protocol import Metrics
+from drq.agents.encoding import Encoding, PlainEncoding
+from drq.agents.protocol import Beside, Metrics
 from drq.augment import Augmentation, parse
 from drq.config import DQNConfig
 from drq.envs.protocol import EnvSpec
@@ -69,7 +72,7 @@ class Float32Linear(nn.Linear):
 class DQN:
     """The agent of the paper's Atari experiments."""
 
-    compiled = ("loss",)
+    compiled = ("predictions", "targets")
 
     def __init__(
         self,
@@ -80,6 +83,8 @@ class DQN:
     ) -> None:
         self.config = config
         self.batch_size = config.batch_size
+        self.encoding: Encoding = PlainEncoding()
+        self.beside: Beside = nullcontext
         self.image_size = (spec.frame_shape[1], spec.frame_shape[2]) if spec.pixels else (0, 0)
         self.actions = spec.action_size
         self.f = augmentation or parse(
@@ -152,7 +157,20 @@ class DQN:
 
     def loss(self, batch: Batch, draws: Transformations) -> tuple[Tensor, Metrics]:
         """J_Q of Algorithm 1, and metrics."""
-        metrics: Metrics = {}
+        q = self.predictions(batch, draws)
+        with self.beside():
+            y = self.targets(batch, draws)
+        error = F.huber_loss if self.config.loss == "huber" else F.mse_loss
+        loss = regularize.loss(q, y, partial(error, reduction="none"))
+        return loss, {"q": q.detach().mean(), "loss": loss.detach(), "target_q": y.mean()}
+
+    def predictions(self, batch: Batch, draws: Transformations) -> Tensor:
+        """Q(f(s, ν), a) of all views."""
+        obs_views = self.encoding.views(self.f, batch.obs, draws.nu)
+        return _at(self.online(obs_views), regularize.repeat(batch.action, self.config.m))
+
+    def targets(self, batch: Batch, draws: Transformations) -> Tensor:
+        """y of Algorithm 1."""
 
         def value(next_views: Tensor) -> Tensor:
             # The target network rates the action; double Q-learning lets the online network choose it.
@@ -161,17 +179,7 @@ class DQN:
             best = rated if chooser is self.target else chooser(next_views)
             return _at(rated, best.argmax(1))
 
-        def residual(obs_views: Tensor, y: Tensor) -> Tensor:
-            q = _at(self.online(obs_views), regularize.repeat(batch.action, self.config.m))
-            metrics["q"] = q.detach().mean()
-            error = F.huber_loss if self.config.loss == "huber" else F.mse_loss
-            return error(q, y, reduction="none")
-
-        next_views = regularize.views(self.f, batch.next_obs, draws.nu_next)
-        y = regularize.target(batch, next_views, value)
-        obs_views = regularize.views(self.f, batch.obs, draws.nu)
-        loss = regularize.loss(obs_views, y, residual)
-        return loss, metrics | {"loss": loss.detach(), "target_q": y.mean()}
+        return regularize.target(batch, self.encoding.views(self.f, batch.next_obs, draws.nu_next), value)
 
 
 def _at(q: Tensor, action: Tensor) -> Tensor:

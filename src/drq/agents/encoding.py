@@ -1,4 +1,5 @@
-"""How views of a batch are made and encoded: by default, plainly. The engine may put a faster way in its place."""
+"""How observations are encoded, and views of a batch made: by default, plainly. The engine may put a faster way in its
+place."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ Views = Any
 
 
 class Encoding(Protocol):
-    """The passes through the convolutions that an update consists of."""
+    """The passes through the convolutions that acting and an update consist of."""
+
+    def seen(self, encoder: Encoder, obs: Tensor) -> Tensor:
+        """The features of observations as they are, without gradient."""
+        ...
 
     def views(self, f: Augmentation, states: Tensor | StackedFrames, nu: Tensor) -> Views:
         """All perturbed copies of the states, f(s, ν)."""
@@ -37,6 +42,10 @@ class Encoding(Protocol):
 
 class PlainEncoding:
     """Augment, then convolve."""
+
+    def seen(self, encoder: Encoder, obs: Tensor) -> Tensor:
+        features: Tensor = encoder(obs)
+        return features
 
     def views(self, f: Augmentation, states: Tensor | StackedFrames, nu: Tensor) -> Tensor:
         return regularize.views(f, states, nu)

@@ -6,7 +6,8 @@ in), and knows no device, no file and no logger.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch import Generator, Tensor, nn
@@ -16,6 +17,11 @@ from drq.replay import Batch
 
 Metrics = dict[str, Tensor]
 """Scalars by name, left on the device until somebody looks."""
+
+Beside = Callable[[], AbstractContextManager[None]]
+"""Makes a context for a part of an update that needs nothing but the batch, the random numbers and the weights as they
+were when the update began: a GPU may compute it beside what the update has done so far. An agent that has an attribute
+`beside`, at first `nullcontext`, is given another by the engine."""
 
 
 class Agent(Protocol):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -18,7 +20,7 @@ from torch.optim import Optimizer
 from drq import regularize
 from drq.agents.adam import FusedAdam
 from drq.agents.encoding import Encoding, PlainEncoding, Views
-from drq.agents.protocol import Metrics
+from drq.agents.protocol import Beside, Metrics
 from drq.augment import Augmentation, parse
 from drq.config import SACConfig
 from drq.envs.protocol import EnvSpec
@@ -26,6 +28,8 @@ from drq.networks.encoders import make_encoder
 from drq.networks.heads import Actor, Policy, TwinCritic
 from drq.regularize import Transformations
 from drq.replay import Batch
+
+squared_error = partial(F.mse_loss, reduction="none")
 
 
 class Draws(NamedTuple):
@@ -59,7 +63,7 @@ class Temperature(nn.Module):
 class SAC:
     """The agent of the paper's control experiments."""
 
-    compiled = ("critic_loss", "actor_loss")
+    compiled = ("predictions", "targets", "actor_loss")
 
     def __init__(
         self,
@@ -71,6 +75,7 @@ class SAC:
         self.config = config
         self.batch_size = config.batch_size
         self.encoding: Encoding = PlainEncoding()
+        self.beside: Beside = nullcontext
         self.image_size = (spec.frame_shape[1], spec.frame_shape[2]) if spec.pixels else (0, 0)
         self.action_size = spec.action_size
         self.f = augmentation or parse(
@@ -113,7 +118,7 @@ class SAC:
 
     @torch.no_grad()
     def act(self, obs: Tensor, noise: Tensor) -> Tensor:
-        policy: Policy = self.actor(self.critic.encoder(obs))
+        policy: Policy = self.actor(self.encoding.seen(self.critic.encoder, obs))
         return policy.sample(noise)[0]
 
     def draw(self, generator: Generator) -> Draws:
@@ -151,6 +156,22 @@ class SAC:
 
     def critic_loss(self, batch: Batch, draws: Draws) -> tuple[Tensor, Views, Metrics]:
         """J_Q of Algorithm 1; the first view of the observations, which the actor learns from; metrics."""
+        q1, q2, first_view = self.predictions(batch, draws)
+        with self.beside():
+            y = self.targets(batch, draws)
+        loss = regularize.loss(q1, y, squared_error) + regularize.loss(q2, y, squared_error)
+        metrics = {"critic_loss": loss.detach(), "target_q": y.mean(), "batch_reward": batch.reward.mean()}
+        return loss, first_view, metrics
+
+    def predictions(self, batch: Batch, draws: Draws) -> tuple[Tensor, Tensor, Views]:
+        """Both critics' Q(f(s, ν), a) of all views, and the first view."""
+        obs_views = self.encoding.views(self.f, batch.obs, draws.transformations.nu)
+        action = regularize.repeat(batch.action, self.config.m)
+        q1, q2 = self.critic(self.encoding.one(self.critic.encoder, obs_views), action)
+        return q1, q2, self.encoding.first(obs_views, self.config.batch_size)
+
+    def targets(self, batch: Batch, draws: Draws) -> Tensor:
+        """y of Algorithm 1."""
 
         def soft_value(next_views: Views) -> Tensor:
             # The online actor on the online convolutions chooses; the target critic on its own rates.
@@ -161,17 +182,8 @@ class SAC:
             alpha: Tensor = self.temperature()
             return torch.minimum(q1, q2) - alpha * log_prob
 
-        def squared_error(obs_views: Views, y: Tensor) -> Tensor:
-            action = regularize.repeat(batch.action, self.config.m)
-            q1, q2 = self.critic(self.encoding.one(self.critic.encoder, obs_views), action)
-            return F.mse_loss(q1, y, reduction="none") + F.mse_loss(q2, y, reduction="none")
-
         next_views = self.encoding.views(self.f, batch.next_obs, draws.transformations.nu_next)
-        y = regularize.target(batch, next_views, soft_value)
-        obs_views = self.encoding.views(self.f, batch.obs, draws.transformations.nu)
-        loss = regularize.loss(obs_views, y, squared_error)
-        metrics = {"critic_loss": loss.detach(), "target_q": y.mean(), "batch_reward": batch.reward.mean()}
-        return loss, self.encoding.first(obs_views, self.config.batch_size), metrics
+        return regularize.target(batch, next_views, soft_value)
 
     def actor_loss(self, obs: Views, noise: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         """J_π on one view, the policy's entropy, metrics. One pass through the convolutions serves both networks."""

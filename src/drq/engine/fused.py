@@ -1,14 +1,20 @@
-"""The paper's encoder through the kernels: frames go from the replay to features, and no view is ever written out."""
+"""An agent and its replay through the kernels, as far as they apply.
+
+At best frames go from the replay to features and no view is ever written out; where the encoder is another, or the
+precision, views are written in one launch and PyTorch convolves them.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
+from drq.agents.adam import FusedAdam
+from drq.agents.encoding import PlainEncoding
 from drq.agents.protocol import Agent
-from drq.augment import Augmentation, NoAugmentation, RandomShift
+from drq.augment import Augmentation, Compose, NoAugmentation, RandomShift
 from drq.engine import kernels
 from drq.networks.encoders import Encoder, PixelEncoder
 from drq.replay import Replay, StackedFrames
@@ -29,6 +35,16 @@ class FrameViews(NamedTuple):
 class FusedEncoding:
     """`drq.agents.encoding.Encoding` for random shifts (or none) and encoders of 3 x 3 layers with 32 channels."""
 
+    def __init__(self, frame_shape: tuple[int, ...]) -> None:
+        self._frame_shape = frame_shape
+
+    def seen(self, encoder: Encoder, obs: Tensor) -> Tensor:
+        # Frames that happen to lie in the order in which they are stacked.
+        frames = obs.contiguous().view(-1, *self._frame_shape)
+        slots = torch.arange(len(frames), device=obs.device).view(len(obs), -1)
+        unshifted = torch.zeros(len(obs), 2, dtype=torch.int32, device=obs.device)
+        return self.one(encoder, FrameViews(frames, slots, unshifted))
+
     def views(self, f: Augmentation, states: Tensor | StackedFrames, nu: Tensor) -> FrameViews:
         assert isinstance(states, StackedFrames)
         slots = states.slots.repeat(nu.shape[0] // states.slots.shape[0], 1)
@@ -45,24 +61,55 @@ class FusedEncoding:
         return kernels.encode_views_two(*views, *_parameters(encoder), *_parameters(other))
 
 
-def fuse(agent: Agent, replay: Replay) -> bool:
-    """Gives the agent the fused encoding if its encoder, its augmentation and this GPU allow it.
+class StackedEncoding(PlainEncoding):
+    """`PlainEncoding` whose views are stacked and shifted in one launch; what else an augmentation does comes after."""
 
-    That an agent has an `encoding`, an augmentation `f` and a `critic` with an encoder is no part of the protocol:
-    SAC has them, and an agent that does not runs plainly.
+    def __init__(self, f: Augmentation) -> None:
+        first, *rest = f.parts if isinstance(f, Compose) else (f,)
+        self._shift_columns = first.columns
+        self._rest = Compose(tuple(rest))
+
+    def views(self, f: Augmentation, states: Tensor | StackedFrames, nu: Tensor) -> Tensor:
+        assert isinstance(states, StackedFrames)
+        shifts, others = nu.tensor_split([self._shift_columns], dim=1)
+        return self._rest(kernels.stacked_views(states, shifts.contiguous()), others)
+
+
+def begins_with_a_shift(f: Augmentation | None) -> TypeGuard[Augmentation]:
+    """Or with nothing, which is a shift by nothing."""
+    return isinstance(f.parts[0] if isinstance(f, Compose) else f, RandomShift | NoAugmentation)
+
+
+def use_kernels(agent: Agent, replay: Replay, *, convolve: bool) -> bool:
+    """Gives the agent the encoding and the Adam that its augmentation, its encoder and this GPU allow.
+
+    Returns whether convolutions go through the kernels too, which `convolve` permits. That an agent has an `encoding`
+    and an augmentation `f` is no part of the protocol: one that does not runs plainly.
     """
-    encoder = getattr(getattr(agent, "critic", None), "encoder", None)
+    for optimizer in agent.optimizers.values():
+        if isinstance(optimizer, FusedAdam):
+            optimizer.descend = kernels.adam
     f = getattr(agent, "f", None)
-    if not (hasattr(agent, "encoding") and isinstance(encoder, PixelEncoder)):
+    if not (hasattr(agent, "encoding") and replay.spec.pixels and begins_with_a_shift(f)):
         return False
-    if not isinstance(f, RandomShift | NoAugmentation) or encoder.name not in ("sac-ae", "d4pg"):
+    if convolve and not isinstance(f, Compose) and fuse(agent, replay):
+        return True
+    agent.encoding = StackedEncoding(f)
+    return False
+
+
+def fuse(agent: Agent, replay: Replay) -> bool:
+    """Gives the agent the fused encoding if its encoder is a `critic`'s and made of the layers that there are kernels
+    for."""
+    encoder = getattr(getattr(agent, "critic", None), "encoder", None)
+    if not (isinstance(encoder, PixelEncoder) and encoder.name in ("sac-ae", "d4pg")):
         return False
     weights, _ = _parameters(encoder)
     if not kernels.supported(replay.frames, weights):
         return False
     slots = torch.zeros(1, replay.spec.frame_stack, dtype=torch.int64, device=replay.device)
     kernels.prepare(replay.frames, slots, weights)
-    agent.encoding = FusedEncoding()
+    agent.encoding = FusedEncoding(replay.spec.frame_shape)  # type: ignore[attr-defined]
     return True
 
 

@@ -38,6 +38,30 @@ class Captured(Generic[T]):
         return self.result
 
 
+class BesideOnStream:
+    """Runs parts of an update on a stream of their own, beside what the update has launched since it began.
+
+    Dozens of small kernels follow the convolutions, and each fills a small part of a GPU: the targets' run while the
+    predictions' convolutions do. A captured graph keeps the two branches.
+    """
+
+    def __init__(self) -> None:
+        # Targets come first where both branches have work: then their small kernels are what runs beside convolutions.
+        self._stream = torch.cuda.Stream(priority=-1)
+        self._began = torch.cuda.Event()
+
+    def begin(self) -> None:
+        """Says that an update begins here: all that its parts read has been launched."""
+        self._began.record()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        self._stream.wait_event(self._began)
+        with torch.cuda.stream(self._stream):
+            yield
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+
 @contextmanager
 def without_a_trace(agent: Agent, generator: Generator) -> Iterator[None]:
     """Undoes, in place, what warm-up runs did to weights, optimisers and random numbers."""

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drq.agents.protocol import Agent, Metrics
+from drq.engine import kernels
 from drq.engine.aligned import align
-from drq.engine.fused import fuse
-from drq.engine.graphs import Captured, without_a_trace
+from drq.engine.fused import use_kernels
+from drq.engine.graphs import BesideOnStream, Captured, without_a_trace
 from drq.engine.settings import EngineSettings
 from drq.envs.protocol import Action, EnvSpec
 from drq.replay import Replay
@@ -111,11 +112,16 @@ class Learner:
         self.actor = Actor(agent, replay.spec, engine)
         self._graphs: dict[Hashable, Captured[Metrics]] = {}
         self._metrics: Metrics = {}
-        self.fused = engine.kernels and fuse(agent, replay)
+        self._kernels = engine.kernels and kernels.available()
+        self.fused = self._kernels and use_kernels(agent, replay, convolve=engine.precision == "bf16")
+        """Whether convolutions go through our kernels."""
         if not self.fused:
             lay_out(agent)
         if engine.on_tensor_cores:
             align(agent)
+        self._beside = BesideOnStream() if engine.cuda_graphs and hasattr(agent, "beside") else None
+        if self._beside:
+            agent.beside = self._beside  # type: ignore[attr-defined]
         engine.apply_globally()
         if engine.compile:
             self._compile()
@@ -155,9 +161,15 @@ class Learner:
     def _update_of(self, phase: Any) -> Callable[[], Metrics]:
         def update() -> Metrics:
             draws = self.agent.draw(self.generator)
-            slots = self.replay.sample(self.agent.batch_size, self.generator)
+            random = self.replay.draw(self.agent.batch_size, self.generator)
+            if self._kernels:
+                batch = kernels.transitions(self.replay, random)
+            else:
+                batch = self.replay.gather(self.replay.slots(random))
+            if self._beside:
+                self._beside.begin()
             with self.engine.arithmetic():
-                return self.agent.update(self.replay.gather(slots), draws, phase)
+                return self.agent.update(batch, draws, phase)
 
         return update
 

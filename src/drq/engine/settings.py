@@ -88,7 +88,7 @@ class EngineSettings:
             precision=precision,
             compile=on(config.compile) and (config.compile == "on" or updates is None or updates >= WORTH_COMPILING),
             cuda_graphs=on(config.cuda_graphs),
-            kernels=on(config.kernels) and precision == "bf16",
+            kernels=on(config.kernels),
             eval_process=on(config.eval_process),
         )
 

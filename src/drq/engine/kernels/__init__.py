@@ -1,4 +1,5 @@
-"""Convolutions of the paper's encoder as CUDA kernels, close to the memory's speed.
+"""Convolutions of the paper's encoder as CUDA kernels, close to the memory's speed; and Adam and the gathering of a
+batch, each in one launch.
 
 What limits a convolution of 32 channels is moving bytes: a library re-reads every pixel nine times through the
 second-level cache, and adds bias and ReLU in further passes. These kernels hold a tile and its margin in shared memory,
@@ -7,7 +8,18 @@ replay, stacks and shifts them while loading, and serves two networks at once. T
 by the NVRTC inside PyTorch; `reference` is the same in plain PyTorch. `benchmarks/kernels.py` measures both.
 """
 
+from .adam import adam
 from .encoder import encode_views, encode_views_two, prepare, supported
+from .gathering import stacked_views, transitions
 from .runtime import available
 
-__all__ = ["available", "encode_views", "encode_views_two", "prepare", "supported"]
+__all__ = [
+    "adam",
+    "available",
+    "encode_views",
+    "encode_views_two",
+    "prepare",
+    "stacked_views",
+    "supported",
+    "transitions",
+]

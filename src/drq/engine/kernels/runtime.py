@@ -21,7 +21,7 @@ import torch
 from .code_cache import code_for
 
 SOURCES = Path(__file__).parent
-Argument = torch.Tensor | int | float | None
+Argument = torch.Tensor | int | float | ctypes.c_double | ctypes.Structure | None
 
 _MAX_DYNAMIC_SHARED_SIZE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _PREFERRED_SHARED_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
@@ -120,12 +120,14 @@ def shared_bytes_per_block() -> int:
 
 def argument_array(arguments: Sequence[Argument]) -> ctypes.Array[ctypes.c_void_p]:
     """Pointers to the values of the arguments, as a kernel launch takes them."""
-    values: list[ctypes.c_void_p | ctypes.c_int | ctypes.c_float] = []
+    values: list[ctypes.c_void_p | ctypes.c_int | ctypes.c_float | ctypes.c_double | ctypes.Structure] = []
     for argument in arguments:
         if argument is None:
             values.append(ctypes.c_void_p(0))
         elif isinstance(argument, torch.Tensor):
             values.append(ctypes.c_void_p(argument.data_ptr()))
+        elif isinstance(argument, ctypes.c_double | ctypes.Structure):
+            values.append(argument)
         elif isinstance(argument, int):
             values.append(ctypes.c_int(argument))
         else:
