@@ -171,15 +171,17 @@ def test_a_time_limit_ends_each_episode_at_its_own_time() -> None:
 def test_pictures_for_videos_are_those_of_the_episode_in_the_slot() -> None:
     with new_group("breakout", 3) as group, closing(make_atari("breakout", CONFIG)) as single:
         group.reset({0: 1, 1: 2, 2: 3})
-        group.render(2)
+        group.snapshot(2)
         for slot, seed in ((1, 2**32 + 3), (0, 4), (2, 5)):
             group.reset({slot: seed})
             single.reset(seed)
+            snapshots, expected = [group.snapshot(slot)], [single.render()]
             for action in (1, 2, 3):
-                np.testing.assert_array_equal(group.render(slot), single.render())
                 group.step({0: action, 1: action, 2: action})
                 single.step(action)
-            np.testing.assert_array_equal(group.render(slot), single.render())
+                snapshots.append(group.snapshot(slot))
+                expected.append(single.render())
+            np.testing.assert_array_equal(group.develop(snapshots), expected)
 
 
 def test_a_mistake_in_one_slot_moves_none() -> None:

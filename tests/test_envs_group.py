@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +21,7 @@ from drq.envs import Action, Environment, EnvironmentGroup, EnvSpec, Frame, Step
 from drq.envs.dmc import make_dmc
 from drq.envs.dmc_group import ControlSuiteGroup
 from drq.envs.group import ThreadedGroup
-from drq.envs.rendering import choose_backend, grid, missing_libraries
+from drq.envs.rendering import Tiles, choose_backend, grid, missing_libraries
 from drq.errors import UserError
 
 needs_gl = pytest.mark.skipif(bool(missing_libraries(choose_backend())), reason="no OpenGL libraries")
@@ -201,14 +204,111 @@ def test_a_group_may_be_used_from_any_thread() -> None:
 
 
 @needs_gl
-def test_pictures_for_videos_are_the_single_environments_and_leave_frames_alone() -> None:
-    action = np.ones(6, np.float32)
-    with group_and_singles("dmc/walker-walk", EnvConfig(), 2, 2) as (group, singles):
-        group.reset({0: 0, 1: 1})
-        singles[1].reset(1)
+@pytest.mark.parametrize(
+    ("name", "config", "agent_steps"),
+    [
+        ("walker-walk", EnvConfig(), 27),
+        ("cheetah-run", EnvConfig(render="fast"), 3),
+        ("quadruped-walk", EnvConfig(image_size=40), 2),
+        ("quadruped-escape", EnvConfig(image_size=40), 2),  # terrain: drawn by each environment for itself
+        ("dog-run", EnvConfig(image_size=40), 2),  # a skin
+        ("point_mass-hard", EnvConfig(image_size=40), 2),  # tendons
+        ("humanoid_CMU-run", EnvConfig(image_size=40), 2),  # many geoms
+        ("swimmer-swimmer6", EnvConfig(image_size=40), 2),  # a light that each episode puts elsewhere
+    ],
+)
+def test_pictures_for_videos_are_the_single_environments_and_leave_frames_alone(
+    name: str, config: EnvConfig, agent_steps: int
+) -> None:
+    """Kept as snapshots while the episode goes on, drawn when it is over, and in a second episode again."""
+    with group_and_singles(f"dmc/{name}", config, 2, 2) as (group, singles):
+        rng = np.random.default_rng(0)
+        for seed in (1, 2):
+            group.reset({0: 0, 1: seed})
+            singles[1].reset(seed)
+            snapshots, expected = [group.snapshot(1)], [singles[1].render()]
+            for _ in range(agent_steps):
+                action = random_action(group.spec, rng)
+                assert_same_step(group.step({0: action, 1: action})[1], singles[1].step(action))
+                snapshots.append(group.snapshot(1))
+                expected.append(singles[1].render())
+            pictures = group.develop(snapshots)
+            assert len(pictures) == len(expected)
+            for picture, of_single in zip(pictures, expected, strict=True):
+                assert np.array_equal(picture, of_single)
+                assert picture.dtype == of_single.dtype
+                assert picture.flags["C_CONTIGUOUS"]
+            assert not np.array_equal(expected[0], expected[-1])
+
+
+@needs_gl
+def test_pictures_of_several_slots_are_developed_together_in_the_order_asked_for() -> None:
+    with group_and_singles("dmc/reacher-easy", EnvConfig(image_size=24), 2, 3) as (group, singles):
+        group.reset({slot: slot for slot in range(3)})
+        snapshots = [group.snapshot(slot) for slot in (2, 0, 1)]
+        pictures = group.develop(snapshots)
+        for slot, picture in zip((2, 0, 1), pictures, strict=True):
+            singles[slot].reset(slot)
+            assert np.array_equal(picture, singles[slot].render())
+        # A snapshot is not used up.
+        assert np.array_equal(group.develop(snapshots[1:]), pictures[1:])
+        assert group.develop([]) == []
+
+
+@needs_gl
+def test_pictures_are_read_back_in_few_goes_from_one_buffer_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from OpenGL import GL
+
+    read: list[int] = []
+    made: list[Tiles] = []
+    closed: list[Tiles] = []
+    original_read, original_init, original_close = GL.glReadPixels, Tiles.__init__, Tiles.close
+
+    def noted_read(*args: Any) -> Any:
+        read.append(args[2])
+        return original_read(*args)
+
+    def noted_init(self: Tiles, *args: Any) -> None:
+        made.append(self)
+        original_init(self, *args)
+
+    def noted_close(self: Tiles) -> None:
+        closed.append(self)
+        original_close(self)
+
+    monkeypatch.setattr(GL, "glReadPixels", noted_read)
+    monkeypatch.setattr(Tiles, "__init__", noted_init)
+    monkeypatch.setattr(Tiles, "close", noted_close)
+    with closing(make_group("dmc/cartpole-swingup", EnvConfig(image_size=24), 8, 3)) as group:
+        group.reset({slot: slot for slot in range(3)})
+        read.clear()
+        snapshots = [group.snapshot(1) for _ in range(60)]
+        assert read == []
+        assert len(made) == 1
         for _ in range(2):
-            assert np.array_equal(group.render(1), singles[1].render())
-            assert_same_step(group.step({0: action, 1: action})[1], singles[1].step(action))
+            assert len(group.develop(snapshots)) == 60
+        assert len(read) == 2 * 3
+        assert max(read) <= 2048
+        assert len(made) == 2
+        assert closed == []
+    assert closed == made
+
+
+@needs_gl
+@pytest.mark.skipif(sys.platform != "linux", reason="reads memory in use from /proc")
+def test_snapshots_leave_nothing_behind() -> None:
+    def megabytes() -> float:
+        gc.collect()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+
+    with closing(make_group("dmc/cartpole-swingup", EnvConfig(image_size=24), 8, 2)) as group:
+        group.reset({0: 0, 1: 1})
+        snapshots = [group.snapshot(0) for _ in range(100)]
+        del snapshots
+        before = megabytes()
+        for _ in range(4_000):
+            group.snapshot(0)
+        assert megabytes() - before < 40  # at 10 kB or more each
 
 
 @needs_gl
@@ -281,8 +381,7 @@ def test_each_environment_lives_in_one_thread_and_all_work_at_once() -> None:
 
     group = ThreadedGroup(new, 3)
     group.reset(dict.fromkeys(range(3), 0))
-    for slot in range(3):
-        group.render(slot)
+    group.develop([group.snapshot(slot) for slot in range(3)])
     group.step({slot: np.zeros(2, np.float32) for slot in range(3)})
     group.close()
     assert [len(env.threads) for env in envs] == [1, 1, 1]
@@ -338,6 +437,26 @@ def test_an_opengl_that_draws_tiles_otherwise_is_noticed(monkeypatch: pytest.Mon
         action = np.array([0.3], dtype=np.float32)
         stepped = group.step(dict.fromkeys(range(3), action))
         assert np.array_equal(stepped[2].frame, single.step(action).frame)
+        assert np.array_equal(group.develop([group.snapshot(2)])[0], single.render())
     finally:
         group.close()
         single.close()
+
+
+@needs_gl
+def test_snapshots_from_before_it_was_noticed_are_pictures_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    from drq.envs.rendering import TiledCamera
+
+    original = TiledCamera.draw
+
+    def off_by_one(self, states):  # type: ignore[no-untyped-def]
+        return {number: image ^ number for number, image in original(self, states).items()}
+
+    monkeypatch.setattr(TiledCamera, "draw", off_by_one)
+    with group_and_singles("dmc/cartpole-swingup", EnvConfig(image_size=32), 8, 2) as (group, singles):
+        snapshots = []
+        for slot in range(2):
+            assert np.array_equal(group.reset({slot: slot})[slot], singles[slot].reset(slot))
+            snapshots.append(group.snapshot(slot))
+        for picture, single in zip(group.develop(snapshots), singles, strict=True):
+            assert np.array_equal(picture, single.render())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,8 +178,52 @@ def test_a_video_shows_the_first_episode_alone(parallel: int) -> None:
     assert [len(episode.video) for episode in played[1:]] == [0] * 4
 
 
+@pytest.mark.parametrize("parallel", [1, 3, 10])
+def test_pictures_are_developed_all_at_once_when_their_episode_is_over(parallel: int) -> None:
+    """Before any slot begins anew, which may change what there is to draw."""
+    developed: list[int] = []
+
+    class Film(ThreadedGroup):
+        """Whose snapshots are worth something until the next reset."""
+
+        def __init__(self, count: int) -> None:
+            super().__init__(Dice, count)
+            self.resets = 0
+            self.played = 0
+
+        def reset(self, seeds: Mapping[int, int]) -> dict[int, Frame]:
+            self.resets += 1
+            return super().reset(seeds)
+
+        def step(self, actions: Mapping[int, Action]) -> dict[int, Step]:
+            self.played += 1
+            return super().step(actions)
+
+        def snapshot(self, slot: int) -> Any:
+            return slot, self.resets, super().snapshot(slot)
+
+        def develop(self, snapshots: Sequence[Any]) -> list[NDArray[np.uint8]]:
+            developed.append(self.played)
+            # The first episode is in slot 0, and no other reset touches that slot while it goes on.
+            assert {slot for slot, _, _ in snapshots} == {0}
+            assert snapshots[0][1] == 1
+            assert snapshots[-1][1] == self.resets
+            return super().develop([picture for _, _, picture in snapshots])
+
+    played = evaluate(parallel, make_group=Film, episodes=23, video=True).episodes
+    assert developed == [played[0].agent_steps]
+    assert len(played[0].video) == played[0].agent_steps + 1
+
+
 def test_no_video_unless_asked_for() -> None:
-    assert all(not episode.video for episode in evaluate(3, episodes=5).episodes)
+    class Unseen(ThreadedGroup):
+        def snapshot(self, slot: int) -> Any:
+            raise AssertionError
+
+        develop = snapshot
+
+    played = evaluate(3, make_group=lambda count: Unseen(Dice, count), episodes=5).episodes
+    assert all(not episode.video for episode in played)
 
 
 @pytest.mark.parametrize(("episodes", "min_agent_steps", "width"), [(23, 0, 4), (3, 0, 3), (1, 30, 4)])

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
+import subprocess
+import sys
+from multiprocessing.connection import Pipe
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 import drq
 from drq import envs
 from drq.agents import make_agent
 from drq.agents.protocol import Agent
-from drq.config import EngineConfig, TrainConfig
+from drq.config import EngineConfig, EvalConfig, TrainConfig
 from drq.engine.settings import EngineSettings
 from drq.envs import EnvironmentGroup
 from drq.training import evaluation_service
-from drq.training.evaluation_service import EvaluationBeside, Request
+from drq.training.evaluation_service import EvaluationBeside, EvaluationHere, Request, settings_beside_training
+from drq.training.folder import config_to_json
 from runs import assert_same_run, rows, small
 
 BESIDE = EngineConfig(eval_process="on")
@@ -89,3 +95,84 @@ def test_games_are_played_more_at_once_than_tasks_of_control(
     for episodes, min_agent_steps, count in ((3, 0, 3), (120, 0, at_once), (3, 125_000, until_enough)):
         with pytest.raises(Asked, match=f"^{count}$"):
             evaluator.evaluate(0, episodes=episodes, min_agent_steps=min_agent_steps)
+
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize("task", ["dmc/walker-walk", "toy/reach", "gym/Pendulum-v1"])
+@pytest.mark.parametrize(
+    ("usable", "threads"), [(1, 1), (2, 1), (3, 1), (8, 4), (15, 7), (16, 8), (64, 8)]
+)
+def test_beside_a_run_on_a_gpu_the_cpu_acts(
+    task: str, usable: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the engine of training is asked to be: tf32 and CUDA graphs are a GPU's."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: usable)
+    asked = EngineConfig(precision="tf32", compile="on", cuda_graphs="on", kernels="on")
+    config = dataclasses.replace(small(tmp_path, engine=asked), task=task)
+    engine, used = settings_beside_training(config, GPU)
+    assert (engine.device, engine.precision, used) == (CPU, "float32", threads)
+    assert (engine.compile, engine.cuda_graphs, engine.kernels) == (False, False, False)
+
+
+def test_games_beside_a_run_on_a_gpu_are_acted_for_on_the_gpu(tmp_path: Path) -> None:
+    config = dataclasses.replace(small(tmp_path, engine=EngineConfig(precision="tf32")), task="atari/pong")
+    engine, threads = settings_beside_training(config, GPU)
+    training = EngineSettings.resolve(config.engine, GPU, config.agent)
+    assert engine == dataclasses.replace(training, compile=False)
+    assert threads == 1
+
+
+@pytest.mark.parametrize("task", ["dmc/walker-walk", "atari/pong"])
+def test_beside_a_run_on_the_cpu_one_thread_acts_as_training_does(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    asked = EngineConfig(precision="bf16", compile="on")
+    engine, threads = settings_beside_training(dataclasses.replace(small(tmp_path, engine=asked), task=task), CPU)
+    assert engine == dataclasses.replace(EngineSettings.resolve(asked, CPU, small(tmp_path).agent), compile=False)
+    assert threads == 1
+
+
+def test_the_process_beside_a_run_on_a_gpu_never_opens_cuda(tmp_path: Path) -> None:
+    """Played by a process that takes the run to be on a GPU and refuses to open one."""
+    config = small(tmp_path, engine=EngineConfig(precision="float32"), eval=EvalConfig(episodes=2, video=False))
+    spec = envs.make(config.task, config.env, 1).spec
+    agent = make_agent(spec, config.agent, CPU, seed=3)
+    request = Request(agent_step=1, env_step=1, seed=5, video=None)
+    ours, theirs = Pipe()
+    program = f"""
+import torch
+from multiprocessing.connection import Connection
+from drq.training import evaluation_process
+
+def refuse(*args):
+    raise AssertionError("CUDA was asked for")
+
+for name in ("_lazy_init", "current_device", "get_device_properties", "is_bf16_supported"):
+    assert hasattr(torch.cuda, name)
+    setattr(torch.cuda, name, refuse)
+evaluation_process.choose_device = lambda wanted: torch.device("cuda")
+torch.set_num_threads(6)
+try:
+    evaluation_process.serve(Connection({theirs.fileno()}))
+except EOFError:
+    print(torch.get_num_threads())
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        pass_fds=[theirs.fileno()],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    theirs.close()
+    with ours:
+        ours.send_bytes(json.dumps(config_to_json(config)).encode())
+        ours.send_bytes(json.dumps(dataclasses.asdict(request)).encode())
+        ours.send_bytes(safetensors.torch.save(dict(agent.modules.state_dict())))
+        scores = json.loads(ours.recv_bytes())
+    assert process.communicate(timeout=60) == ("3\n", None)
+    here = EvaluationHere(config, EngineSettings.resolve(config.engine, CPU, config.agent))
+    assert scores == pytest.approx(here.play(agent, request), rel=1e-3)
+    here.close()

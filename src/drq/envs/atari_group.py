@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -81,9 +81,12 @@ class AtariGroup:
                     steps[slot] = self._episodes[slot].step(actions[slot], *outcome)
         return steps
 
-    def render(self, slot: int) -> NDArray[np.uint8]:
+    def snapshot(self, slot: int) -> NDArray[np.uint8]:
         episode = self._episodes[slot]
         return self._colour[slot].picture(episode.seed, episode.actions)
+
+    def develop(self, snapshots: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
+        return list(snapshots)
 
     def close(self) -> None:
         self._loading.shutdown()

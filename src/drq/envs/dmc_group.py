@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from drq.config import EnvConfig
 from drq.envs.dmc import ControlSuiteEnvironment, make_dmc, to_frame
+from drq.envs.episode import VIDEO_SIZE
 from drq.envs.group import EnvironmentGroup, ThreadedGroup
 from drq.envs.protocol import Action, EnvSpec, Frame, Step
-from drq.envs.rendering import TiledCamera, grid
+from drq.envs.rendering import TiledCamera, Tiles, grid
 
 _LARGEST_BUFFER = 2048
 """Pixels along a side that the buffer of a group may have: more than any OpenGL in use would refuse to give."""
+
+_PICTURES_TOGETHER = 25
+"""Pictures for a video that are drawn and read back together. More would save few waits, and each would be longer."""
 
 _COMPARED = 2
 """Slots whose first tile is compared with what the environment draws alone: one at the origin, one elsewhere."""
@@ -45,6 +50,7 @@ class ControlSuiteGroup:
         """The environments must be new: none was reset yet."""
         self._envs = envs
         self._camera: TiledCamera | None = None
+        self._video: Tiles | None = None
         self._one_by_one = False
         """This machine's OpenGL draws tiles otherwise: every environment then draws for itself."""
         self._compared: set[int] = set()
@@ -65,8 +71,12 @@ class ControlSuiteGroup:
         frames = self._frames(actions)
         return {slot: outcome.seen(frames[slot]) for slot, outcome in outcomes.items()}
 
-    def render(self, slot: int) -> NDArray[np.uint8]:
-        return self._drawing.submit(self._envs[slot].render).result()
+    def snapshot(self, slot: int) -> Any:
+        """A mujoco.MjvScene, or the picture itself where every environment draws for itself."""
+        return self._drawing.submit(self._snapshot, slot).result()
+
+    def develop(self, snapshots: Sequence[Any]) -> list[NDArray[np.uint8]]:
+        return self._drawing.submit(self._develop, snapshots).result()
 
     def close(self) -> None:
         self._drawing.submit(self._close).result()
@@ -79,28 +89,48 @@ class ControlSuiteGroup:
         simulators = [env.simulator for env in self._envs]
         if self._one_by_one:
             return {slot: simulators[slot].frame() for slot in slots}
-        models = [simulator.model for simulator in simulators]
-        # A task may have rebuilt one (see ControlSuite.model). `is`, since models do not compare.
-        if self._camera is None or any(a is not b for a, b in zip(models, self._camera.models, strict=True)):
-            self._close_camera()
-            self._camera = simulators[0].tiled_camera(models)
-        images = self._camera.draw({slot: simulators[slot].data for slot in slots})
+        images = self._current_camera().draw({slot: simulators[slot].data for slot in slots})
         frames: dict[int, Frame] = {slot: to_frame(image) for slot, image in images.items()}
         for slot in frames.keys() - self._compared:
             if len(self._compared) < _COMPARED:
                 self._compared.add(slot)
                 if not np.array_equal(frames[slot], simulators[slot].frame()):
-                    self._close_camera()
                     self._one_by_one = True
                     return self._draw(slots)
         return frames
 
-    def _close_camera(self) -> None:
-        if self._camera is not None:
-            self._camera.close()
-        self._camera = None
+    def _snapshot(self, slot: int) -> Any:
+        if self._one_by_one:
+            return self._envs[slot].render()
+        return self._current_camera().scene(slot, self._envs[slot].simulator.data)
+
+    def _develop(self, snapshots: Sequence[Any]) -> list[NDArray[np.uint8]]:
+        pictures = list(snapshots)
+        undrawn = [number for number, snapshot in enumerate(snapshots) if not isinstance(snapshot, np.ndarray)]
+        for start in range(0, len(undrawn), _PICTURES_TOGETHER):
+            together = undrawn[start : start + _PICTURES_TOGETHER]
+            self._video = self._video or self._current_camera().tiles(VIDEO_SIZE, _PICTURES_TOGETHER)
+            images = self._video.draw({tile: snapshots[number] for tile, number in enumerate(together)})
+            for tile, number in enumerate(together):
+                pictures[number] = np.ascontiguousarray(images[tile])
+        return pictures
+
+    def _current_camera(self) -> TiledCamera:
+        """The camera, made anew where there is none yet or a task has rebuilt its model (see ControlSuite.model)."""
+        models = [env.simulator.model for env in self._envs]
+        # `is`, since models do not compare.
+        if self._camera is None or any(a is not b for a, b in zip(models, self._camera.models, strict=True)):
+            self._close_cameras()
+            self._camera = self._envs[0].simulator.tiled_camera(models)
+        return self._camera
+
+    def _close_cameras(self) -> None:
+        for camera in (self._camera, self._video):
+            if camera is not None:
+                camera.close()
+        self._camera = self._video = None
 
     def _close(self) -> None:
-        self._close_camera()
+        self._close_cameras()
         for env in self._envs:
             env.close()

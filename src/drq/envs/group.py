@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +34,15 @@ class EnvironmentGroup(Protocol):
         """
         ...
 
-    def render(self, slot: int) -> NDArray[np.uint8]:
-        """An RGB image of a slot's current state for videos: (height, width, 3)."""
+    def snapshot(self, slot: int) -> Any:
+        """Keeps a slot's current state for a video, cheaply. Only `develop` knows what it is."""
+        ...
+
+    def develop(self, snapshots: Sequence[Any]) -> list[NDArray[np.uint8]]:
+        """RGB images (height, width, 3) of snapshots, drawn together where that is possible.
+
+        To be asked for before a slot that they were taken of is reset.
+        """
         ...
 
     def close(self) -> None: ...
@@ -65,8 +72,11 @@ class ThreadedGroup:
         }
         return {slot: step.result() for slot, step in steps.items()}
 
-    def render(self, slot: int) -> NDArray[np.uint8]:
+    def snapshot(self, slot: int) -> NDArray[np.uint8]:
         return self._threads[slot].submit(self._envs[slot].render).result()
+
+    def develop(self, snapshots: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
+        return list(snapshots)
 
     def close(self) -> None:
         for thread, env in zip(self._threads, self._envs, strict=True):

@@ -148,6 +148,7 @@ class Evaluator:
         numbered = _Numbered(seed, episodes, min_agent_steps)
         number_in: dict[int, int] = {}  # of the episode under way in a slot
         free: list[int] = []  # slots whose episode is over
+        snapshots: list[Any] = []  # of the first episode
 
         def begin(slots: Iterable[int]) -> None:
             """Episodes in these slots, as long as any are needed."""
@@ -163,7 +164,7 @@ class Evaluator:
 
         def record(slot: int) -> None:
             if video and number_in[slot] == 0:
-                numbered.begun[0].video.append(group.render(slot))
+                snapshots.append(group.snapshot(slot))
 
         begin(range(width))
         while number_in:
@@ -178,6 +179,9 @@ class Evaluator:
                 record(slot)
             for slot, step in steps.items():
                 if step.done:
+                    if video and number_in[slot] == 0:
+                        numbered.begun[0].video = group.develop(snapshots)
+                        snapshots.clear()
                     del number_in[slot]
                     free.append(slot)
             if len(free) >= self._begun_together or not number_in:

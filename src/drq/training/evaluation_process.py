@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -13,9 +12,9 @@ import torch
 
 from drq.agents import make_agent
 from drq.engine.learner import lay_out
-from drq.engine.settings import EngineSettings, choose_device
+from drq.engine.settings import choose_device
 from drq.errors import UserError
-from drq.training.evaluation_service import EvaluationHere, Request
+from drq.training.evaluation_service import EvaluationHere, Request, settings_beside_training
 from drq.training.folder import config_from_json
 from drq.training.loop import make_env
 
@@ -23,12 +22,11 @@ from drq.training.loop import make_env
 def serve(pipe: Connection) -> None:
     """Plays requests until the pipe closes: first the run's configuration, then request and weights by turns."""
     config = config_from_json(json.loads(pipe.recv_bytes()))
-    device = choose_device(config.device)
-    engine = dataclasses.replace(EngineSettings.resolve(config.engine, device, config.agent), compile=False)
+    engine, threads = settings_beside_training(config, choose_device(config.device))
     engine.apply_globally()
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     first = make_env(config)
-    agent = make_agent(first.spec, config.agent, device, seed=0)
+    agent = make_agent(first.spec, config.agent, engine.device, seed=0)
     lay_out(agent)
     first.close()
     here = EvaluationHere(config, engine)
