@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from drq.config import EnvConfig
 from drq.cores import usable_cores
-from drq.envs.atari import ColourReplay, GameEpisode, checked_name, emulators_range, game_spec, new_emulator
+from drq.envs.atari import MAX_FRAMES, GameEpisode, checked_name, emulators_range, game_spec
+from drq.envs.atari_emulator import FRAME_SKIP, MAX_NO_OPS, ale_py
 from drq.envs.protocol import Action, EnvSpec, Frame, Step
 
 
@@ -133,3 +134,59 @@ class _Lane:
 
     def close(self) -> None:
         self._emulator.close()
+
+
+class ColourReplay:
+    """Plays an episode a second time, in colour: the grey emulator keeps nothing to draw a video from."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._emulator: Any = None
+        self._episode: list[int] | None = None
+        self._played = 0
+        self._picture = np.zeros((210, 160, 3), dtype=np.uint8)
+
+    def picture(self, seed: int, actions: list[int]) -> NDArray[np.uint8]:
+        """The screen after these actions. A new list is a new episode, a longer one the same gone on."""
+        if self._emulator is None:
+            self._emulator = new_emulator(self._name, *self._picture.shape[:2], grayscale=False)
+        if self._episode is not actions:
+            self._episode, self._played = actions, 0
+            self._picture = _only(_only(self._emulator.reset(seed=seed)[0]))
+        for action in actions[self._played :]:
+            self._picture = _only(_only(self._emulator.step(np.array([action], dtype=np.int32))[0]))
+        self._played = len(actions)
+        return self._picture
+
+    def close(self) -> None:
+        if self._emulator is not None:
+            self._emulator.close()
+
+
+def new_emulator(name: str, height: int, width: int, *, grayscale: bool, count: int = 1, threads: int = 1) -> Any:
+    """So many of a game, one picture at a time: stacking, clipping, lives and the time limit are ours."""
+    return ale_py().vector_env.AtariVectorEnv(
+        name,
+        num_envs=count,
+        num_threads=threads,
+        img_height=height,
+        img_width=width,
+        grayscale=grayscale,
+        stack_num=1,
+        frameskip=FRAME_SKIP,
+        maxpool=True,
+        noop_max=MAX_NO_OPS + 1,  # ale-py draws from 0 to one less
+        repeat_action_probability=0.0,
+        full_action_space=False,
+        max_num_frames_per_episode=MAX_FRAMES + FRAME_SKIP,
+        episodic_life=False,
+        life_loss_info=False,
+        reward_clipping=False,
+        use_fire_reset=False,
+    )
+
+
+def _only(batch: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The one thing in a batch of one."""
+    only: NDArray[np.uint8] = batch[0]
+    return only

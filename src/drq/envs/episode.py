@@ -87,9 +87,6 @@ class SteppedEnvironment:
             self._first_frame_checked = True
         return frame
 
-    def expect(self, seed: int) -> None:
-        """Resets take no longer than steps: nothing is begun early."""
-
     def step(self, action: Action) -> Step:
         return self.advance(action).seen(self._frame())
 

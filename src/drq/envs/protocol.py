@@ -82,10 +82,6 @@ class Environment(Protocol):
         """Begins an episode and returns its first frame."""
         ...
 
-    def expect(self, seed: int) -> None:
-        """Says that the next `reset` will probably be with this seed. One that takes long may be begun beside play."""
-        ...
-
     def step(self, action: Action) -> Step: ...
 
     def render(self) -> NDArray[np.uint8]:

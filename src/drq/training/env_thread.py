@@ -15,8 +15,8 @@ class EnvWorker(Protocol):
     @property
     def env(self) -> Environment: ...
 
-    def reset(self, seed: int, next_seed: int) -> Frame:
-        """Begins an episode, and says which one will follow it."""
+    def reset(self, seed: int) -> Frame:
+        """Begins an episode."""
         ...
 
     def step(self, action: Action) -> Callable[[], Step]:
@@ -36,10 +36,8 @@ class EnvThread:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="env")
         self.env = self._pool.submit(make).result()
 
-    def reset(self, seed: int, next_seed: int) -> Frame:
-        frame = self._pool.submit(self.env.reset, seed).result()
-        self._pool.submit(self.env.expect, next_seed)
-        return frame
+    def reset(self, seed: int) -> Frame:
+        return self._pool.submit(self.env.reset, seed).result()
 
     def step(self, action: Action) -> Callable[[], Step]:
         return self._pool.submit(self.env.step, action).result
@@ -50,7 +48,7 @@ class EnvThread:
 
 
 class EnvHere:
-    """Works an environment in the calling thread, which has left its updates to a GPU and has nothing else to do.
+    """Works an environment in the calling thread, which has left its updates to a GPU and has little else to do.
 
     Handing over to a thread and back would cost a tenth of a millisecond, which is a tenth of an Atari step.
     """
@@ -58,10 +56,8 @@ class EnvHere:
     def __init__(self, make: Callable[[], Environment]) -> None:
         self.env = make()
 
-    def reset(self, seed: int, next_seed: int) -> Frame:
-        frame = self.env.reset(seed)
-        self.env.expect(next_seed)
-        return frame
+    def reset(self, seed: int) -> Frame:
+        return self.env.reset(seed)
 
     def step(self, action: Action) -> Callable[[], Step]:
         step = self.env.step(action)

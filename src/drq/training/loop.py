@@ -1,4 +1,4 @@
-"""One run, from the first random action to the last evaluation: act, update beside env.step, store."""
+"""One run, from the first random action to the last evaluation: act, step, and beside that store and update."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +92,7 @@ class Trainer:
         self.evaluated = 0
         """Agent step of the newest evaluation."""
         self._unstored: tuple[Action, Step] | None = None
-        """The newest transition, until it is in the replay."""
+        """The newest transition, until it is in the replay. Its frame is the newest in the stack."""
         self._stop_requested = False
         self.seconds_before = 0.0
         """Wall-clock seconds of this run in earlier processes."""
@@ -228,25 +228,20 @@ class Trainer:
                 self._log_train()
 
             learning = self.agent_step >= config.agent.seed_steps
-            # A GPU that is told of the update at once never waits for the environment. Beside an evaluation it is told
-            # after the environment's step: three programs that draw and compute would wait for each other too long.
-            update_at_once = learner.runs_ahead and not self.evaluations.under_way
+            # A GPU is told of the update while it chooses the action, and so never waits for the environment. A CPU
+            # updates while the environment works in a thread of its own.
+            learn_first = learner.runs_ahead
             started = time.perf_counter()
-            if learning:
-                wait_for_action = learner.action(stack.observation, self.agent_step)
-                self._store()  # while a GPU chooses the action
-                if update_at_once:
-                    self._update()
-                action = wait_for_action()
-            else:
-                action = random_action(self.spec, config.seed, self.agent_step)
-                self._store()
+            wait_for_action = self._begin_action(learning)
+            if learn_first:
+                self._learn(learning)
+            action = wait_for_action()
             rendered_before = self.env.env.render_seconds
             acted = time.perf_counter()
             wait_for_step = self.env.step(action)
             waited = time.perf_counter() - acted
-            if learning and not update_at_once:
-                self._update()
+            if not learn_first:
+                self._learn(learning)
             updated = time.perf_counter()
             step = wait_for_step()
             now = time.perf_counter()
@@ -275,6 +270,18 @@ class Trainer:
                     self._say_expected_time(*first_update, done)
                     told = True
 
+    def _begin_action(self, learning: bool) -> Callable[[], Action]:
+        """Begins to choose the next action, with the weights as they are; calling the result waits for it."""
+        if learning:
+            return self.learner.action(self.stack.observation, self.agent_step)
+        return lambda: random_action(self.spec, self.config.seed, self.agent_step)
+
+    def _learn(self, learning: bool) -> None:
+        """Stores the newest transition, then updates: the agent always learns from all that it has seen."""
+        self._store()
+        if learning:
+            self._update()
+
     def _update(self) -> None:
         for _ in range(self.config.agent.updates_per_step):
             self.learner.update()
@@ -283,7 +290,9 @@ class Trainer:
         """Puts the newest transition into the replay, if it is not there."""
         if self._unstored is not None:
             action, step = self._unstored
-            self.learner.replay.add(action, step.reward, step.discount, step.done, step.frame)
+            # Ours: the frame it was copied from may be one that the environment is drawing into already.
+            frame = self.stack.observation[-self.spec.frame_shape[0] :]
+            self.learner.replay.add(action, step.reward, step.discount, step.done, frame)
             self._unstored = None
 
     def _begin_episode(self) -> None:
@@ -296,8 +305,7 @@ class Trainer:
 
     def _reset(self) -> Frame:
         """The first frame of the episode, from the seed that its number gives it."""
-        this, following = (seed_for(self.config.seed, Purpose.EPISODE, self.episode + n) for n in (0, 1))
-        return self.env.reset(this, following)
+        return self.env.reset(seed_for(self.config.seed, Purpose.EPISODE, self.episode))
 
     def _evaluate(self) -> None:
         self.evaluations.submit(

@@ -1,0 +1,133 @@
+"""One Atari game, emulated in the calling thread. Preprocessed to the bit as by ale-py's `AtariVectorEnv`, whose
+threads take a tenth of a millisecond to wake and to be waited for, and which loads a game anew at every seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drq.envs.area import AreaAverage
+from drq.envs.protocol import Frame
+from drq.errors import UserError
+
+Screen = NDArray[np.uint8]
+
+FRAME_SKIP = 4
+"""Emulator frames of an agent step; an observation is the maximum of the last two."""
+MAX_NO_OPS = 30
+SCREEN_WIDTH = 160
+"""Of every game. The height is 210 in nearly all."""
+
+
+def ale_py() -> Any:
+    """The package, with the parts of it that are used here."""
+    try:
+        import ale_py
+        import ale_py.roms
+        import ale_py.vector_env
+    except ImportError as error:
+        raise UserError("Atari games need ale-py: pip install -e '.[atari]' in the folder of drq.") from error
+    return ale_py
+
+
+class Played(NamedTuple):
+    """What the emulator shows and counts after a step."""
+
+    frame: Frame
+    score: float
+    game_over: bool
+    lives: int
+
+
+class _Shown:
+    """The maximum of the last two screens of a step, as the emulator's method `read` gives them."""
+
+    def __init__(self, read: Callable[[Screen], None], shape: tuple[int, ...]) -> None:
+        self._read = read
+        self._before: Screen = np.zeros(shape, dtype=np.uint8)
+        self.picture = np.zeros_like(self._before)
+
+    def begin(self) -> None:
+        self._before.fill(0)
+        self._read(self.picture)
+
+    def look(self, *, last: bool) -> None:
+        self._read(self.picture if last else self._before)
+
+    def pool(self) -> None:
+        np.maximum(self.picture, self._before, out=self.picture)
+
+
+class Emulator:
+    """A game with small grey pictures. An episode is a function of its seed and its actions alone."""
+
+    def __init__(self, name: str, size: int) -> None:
+        ale = ale_py()
+        ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)
+        self._ale = ale.ALEInterface()
+        self._ale.setFloat("repeat_action_probability", 0.0)
+        # Without sticky actions nothing is drawn from the emulator's own seed: one will do for all episodes.
+        self._ale.setInt("random_seed", 0)
+        self._ale.loadROM(ale.roms.get_rom_path(name))
+        self._loaded = self._ale.cloneSystemState()
+        self._actions = [int(action.value) for action in self._ale.getMinimalActionSet()]
+        height, width = self._ale.getScreenDims()
+        self._average = AreaAverage(height, width, size)
+        self._grey = _Shown(self._ale.getScreenGrayscale, (height, width))
+        self._shown = [self._grey]
+
+    @property
+    def action_size(self) -> int:
+        return len(self._actions)
+
+    def reset(self, seed: int) -> Played:
+        """Begins an episode: what comes after the no-ops that its seed draws."""
+        # In some games (Assault, Hero) a reset alone leaves traces of the episode before.
+        self._ale.restoreSystemState(self._loaded)
+        self._ale.reset_game()
+        for _ in range(no_ops(seed)):
+            self._ale.act(0)
+            if self._ale.game_over():
+                self._ale.reset_game()
+        for shown in self._shown:
+            shown.begin()
+        return self._played(0, False)
+
+    def step(self, action: int) -> Played:
+        """Repeats an action. If the game ends meanwhile, the frame in which it does is not looked at, and what was
+        shown before shows through."""
+        ale, code = self._ale, self._actions[action]
+        score = 0
+        for frames_left in range(FRAME_SKIP - 1, -1, -1):
+            score += ale.act(code)
+            if ale.game_over():
+                return self._played(score, True)
+            if frames_left < 2:
+                for shown in self._shown:
+                    shown.look(last=frames_left == 0)
+        return self._played(score, False)
+
+    def colours(self, seed: int, actions: Sequence[int]) -> Screen:
+        """The whole screen as it is now, in this episode after these actions."""
+        if len(self._shown) == 1:
+            # They are not kept until they are asked for. This leads back to where the game is.
+            self._shown.append(_Shown(self._ale.getScreenRGB, (*self._ale.getScreenDims(), 3)))
+            self.reset(seed)
+            for action in actions:
+                self.step(action)
+        return self._shown[1].picture.copy()
+
+    def _played(self, score: int, game_over: bool) -> Played:
+        for shown in self._shown:
+            shown.pool()
+        return Played(self._average(self._grey.picture)[None], float(score), game_over, self._ale.lives())
+
+
+def no_ops(seed: int) -> int:
+    """How many an episode begins with, 0 to 30: the first number of a Mersenne twister, scaled. `AtariVectorEnv` has
+    the same of the same seed, where it is compiled with GCC (on Linux)."""
+    drawn = int(np.random.RandomState(seed).randint(2**32, dtype=np.uint32))
+    return drawn * (MAX_NO_OPS + 1) >> 32
