@@ -175,7 +175,7 @@ class EngineConfig:
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
     """Arithmetic of convolutions and linear layers. auto: bf16 on devices that have it, else float32."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile the update. auto: on a GPU, for runs of 60,000 updates or more, where it pays."""
+    """torch.compile the update. auto: on a GPU, for runs of 100,000 updates or more, where it pays."""
     cuda_graphs: Literal["auto", "on", "off"] = "auto"
     """Capture updates and acting as CUDA graphs. auto: on a GPU."""
     kernels: Literal["auto", "on", "off"] = "auto"

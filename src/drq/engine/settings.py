@@ -12,9 +12,9 @@ import torch
 from drq.config import AgentConfig, DQNConfig, EngineConfig
 from drq.errors import UserError
 
-WORTH_COMPILING = 60_000
-"""Updates from which compiling pays. On an H200 it takes 15 to 20 s, and saves 0.33 of 2.94 ms a paper update and 0.2
-of 0.7 ms a DQN's."""
+WORTH_COMPILING = 100_000
+"""Updates from which compiling pays. On an H200 it takes 15 to 25 s and saves 0.27 of 2.67 ms a paper update, less
+where it is the environment that a run waits for."""
 
 
 def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
