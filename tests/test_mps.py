@@ -188,10 +188,10 @@ def test_no_daemon_is_left_behind_by_a_process_that_is_killed(number: signal.Sig
     assert holder.stdout is not None
     folder = Path(holder.stdout.readline().strip())
     assert folder.is_dir()
+    fake = FakeMPS(tmp_path)  # writes the program anew: not while somebody runs it
+    assert fake.folder == folder
     holder.send_signal(number)
     holder.communicate(timeout=60)
-    fake = FakeMPS(tmp_path)
-    assert fake.folder == folder
     assert fake.gone()
     assert fake.calls[-1] == "quit -t 120"  # its runs have time to write their checkpoints
 
