@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from contextlib import closing
 
 import numpy as np
@@ -13,17 +15,18 @@ from drq.errors import UserError
 
 pytest.importorskip("ale_py")
 
-from drq.envs import atari_group
 from drq.envs.atari import make_atari
-from drq.envs.atari_group import AtariGroup
+from drq.envs.atari_group import AtariGroup, HandBeside
 
 CONFIG = EnvConfig(frame_stack=4, image_size=42)
 
 
-@pytest.fixture(autouse=True)
-def short_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two slots, on any machine, so that few slots are several lanes and the last may be shorter."""
-    monkeypatch.setattr(atari_group, "lane_slots", lambda: 2)
+@pytest.fixture(params=[1, 2], ids=["here", "in processes"], autouse=True)
+def hands(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """As many cores as a launcher has given the group."""
+    monkeypatch.setenv("OMP_NUM_THREADS", str(request.param))
+    count: int = request.param
+    return count
 
 
 def new_group(game: str, slots: int, config: EnvConfig = CONFIG) -> closing[AtariGroup]:
@@ -50,7 +53,7 @@ def assert_same(steps: list[Step], expected: list[Step]) -> None:
 # A plain reset of Assault or Hero leaves traces of the episode before.
 @pytest.mark.parametrize("game", ["pong", "assault", "hero"])
 def test_an_episode_is_the_same_whatever_is_played_beside_and_before_it(game: str) -> None:
-    """In lanes 0, 1 and 2: beside one that begins anew, one that is left, and none."""
+    """Beside one that begins anew and one that is left."""
     with new_group(game, 5) as group:
         assert group.spec == make_atari(game, CONFIG).spec
         group.reset({slot: 50 + slot for slot in range(5)})
@@ -77,18 +80,6 @@ def test_an_episode_is_the_same_whatever_is_played_beside_and_before_it(game: st
         assert_same(played[slot], expected)
 
 
-def test_long_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(atari_group, "lane_slots", lambda: 16)
-    slots = range(18)
-    with new_group("freeway", len(slots)) as group:
-        first = group.reset({slot: 10 + slot for slot in slots})
-        steps = [group.step(dict.fromkeys(slots, 1)) for _ in range(3)]
-    for slot in (0, slots[-3], slots[-1]):
-        expected_first, expected = alone("freeway", 10 + slot, [1] * 3)
-        np.testing.assert_array_equal(first[slot], expected_first)
-        assert_same([step[slot] for step in steps], expected)
-
-
 def test_frames_stay_as_they_were_handed_over() -> None:
     with new_group("freeway", 3) as group:
         frames = list(group.reset({0: 0, 1: 1, 2: 2}).values())
@@ -105,36 +96,15 @@ def test_frames_stay_as_they_were_handed_over() -> None:
     assert len({frame.tobytes() for frame in frames}) > 30
 
 
-def test_lanes_in_which_nobody_plays_are_not_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
-    stepped: list[range] = []
-    original = atari_group._Lane.send
-
-    def send(self: atari_group._Lane, *args: object) -> None:
-        stepped.append(self.slots)
-        original(self, *args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(atari_group._Lane, "send", send)
-    with new_group("pong", 5) as group:
-        group.reset({slot: slot for slot in range(5)})
-        for named in (range(5), (1, 4), (4,), ()):
-            group.step(dict.fromkeys(named, 0))
-    assert stepped == [range(2), range(2, 4), range(4, 5), range(2), range(4, 5), range(4, 5)]
-
-
-@pytest.mark.parametrize("left", [1, 2], ids=["in a lane that goes on", "in a lane that stands still"])
-def test_a_slot_left_out_of_a_step_needs_a_reset(left: int) -> None:
+def test_a_slot_left_out_of_a_step_stays_as_it_is() -> None:
     with new_group("pong", 3) as group:
-        group.reset({0: 0, 1: 1, 2: 2})
-        others = {0, 1, 2} - {left}
-        group.step(dict.fromkeys(others, 0))
-        with pytest.raises(UserError, match=r"call reset\(seed\) before step"):
-            group.step(dict.fromkeys(range(3), 0))
-        with pytest.raises(UserError, match=r"call reset\(seed\) before step"):
-            group.step({left: 0})
-        first = group.reset({left: 7})[left]
-        expected_first, expected = alone("pong", 7, [2, 3])
-        np.testing.assert_array_equal(first, expected_first)
-        assert_same([group.step(dict.fromkeys(others, 0) | {left: action})[left] for action in (2, 3)], expected)
+        group.reset({0: 0, 1: 7, 2: 2})
+        steps = []
+        for action in (2, 3):
+            group.step({0: 1, 2: 1})
+            steps.append(group.step({1: action})[1])
+        assert_same(steps, alone("pong", 7, [2, 3])[1])
+        assert group.step({}) == {}
 
 
 def test_whole_games_one_after_the_other_in_one_slot() -> None:
@@ -150,8 +120,6 @@ def test_whole_games_one_after_the_other_in_one_slot() -> None:
             assert_same(played, alone("breakout", seed, [1] * len(played))[1])
             with pytest.raises(UserError, match=r"call reset\(seed\) before step"):
                 group.step({1: 1})
-            for _ in range(seed):  # the emulator goes on to a game of its own
-                group.step({0: 0})
 
 
 def test_a_time_limit_ends_each_episode_at_its_own_time() -> None:
@@ -206,3 +174,26 @@ def test_a_mistake_in_one_slot_moves_none() -> None:
 def test_impossible_groups_are_refused(task: str, config: EnvConfig, said: str) -> None:
     with pytest.raises(UserError, match=said):
         make_group(task, config, 4, 2)
+
+
+def test_processes_end_with_the_group_and_a_dead_one_is_told(hands: int) -> None:
+    if hands == 1:
+        pytest.skip("there are none")
+    group = make_group("atari/pong", CONFIG, 4, 3)
+    assert isinstance(group, AtariGroup)
+    group.reset({0: 1, 1: 2})
+    processes = [hand._process for hand in group._hands if isinstance(hand, HandBeside)]
+    assert len(processes) == hands
+    processes[1].kill()
+    processes[1].wait()
+    with pytest.raises(RuntimeError, match="A process that emulated Atari games has ended"):
+        group.step({0: 0, 1: 0})
+    group.close()
+    assert [process.poll() for process in processes] == [0, -9]
+
+
+def test_a_process_needs_no_pytorch() -> None:
+    """It would take seconds to start, and hundreds of megabytes, for each core."""
+    program = "import sys, drq.envs.atari_group; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

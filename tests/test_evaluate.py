@@ -116,10 +116,9 @@ def evaluate(
     *,
     agent: Any = None,
     make_group: Callable[[int], EnvironmentGroup] = new_group,
-    begun_together: int = 1,
     **options: Any,
 ) -> Evaluation:
-    evaluator = Evaluator(agent or Player(), make_group, ENGINE, parallel, begun_together=begun_together)
+    evaluator = Evaluator(agent or Player(), make_group, ENGINE, parallel)
     try:
         return evaluator.evaluate(SEED, **options)
     finally:
@@ -371,12 +370,3 @@ def test_little_is_played_that_does_not_count(min_agent_steps: int, parallel: in
     evaluate(
         parallel, make_group=lambda count: Sparing(Dice, count), episodes=1, min_agent_steps=min_agent_steps
     )
-
-
-@pytest.mark.parametrize("begun_together", [1, 2, 5, 8, 20])
-def test_followers_wait_for_each_other_and_count_the_same(begun_together: int) -> None:
-    """A reset is of so many slots at least, unless nobody plays or no more episodes are needed."""
-    group = watched(8, episodes=30, begun_together=begun_together)
-    assert sum(map(len, group.resets)) == 30
-    assert all(len(reset) >= min(begun_together, 8) for reset in group.resets[:-1])
-    assert group.agent_steps == [play_alone(number).agent_steps for number in range(30)]

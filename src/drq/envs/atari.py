@@ -73,15 +73,12 @@ class GameEpisode:
 
     def __init__(self, spec: EnvSpec) -> None:
         self._spec = spec
-        self.seed = 0
-        self.actions: list[int] = []
-        """Of the episode under way, or the last one. A new episode has a new list."""
+        self._agent_steps = 0
         self._lives = 0
         self.playing = False
 
-    def begin(self, seed: int, lives: int) -> None:
-        self.seed = seed
-        self.actions = []
+    def begin(self, lives: int) -> None:
+        self._agent_steps = 0
         self._lives = lives
         self.playing = True
 
@@ -93,12 +90,12 @@ class GameEpisode:
         if (not isinstance(action, int) and np.ndim(action) != 0) or not 0 <= int(action) < size:
             raise UserError(f"{self._spec.task} takes actions from 0 to {size - 1}, not {action!r}.")
 
-    def step(self, action: Action, frame: Frame, score: float, game_over: bool, lives: int) -> Step:
+    def step(self, frame: Frame, score: float, game_over: bool, lives: int) -> Step:
         """What became of an action."""
-        self.actions.append(int(action))
+        self._agent_steps += 1
         terminal = game_over or lives < self._lives
         self._lives = lives
-        done = game_over or len(self.actions) == self._spec.max_episode_agent_steps
+        done = game_over or self._agent_steps == self._spec.max_episode_agent_steps
         self.playing = not done
         return Step(frame, min(max(score, -1.0), 1.0), 0.0 if terminal else 1.0, done, score)
 
@@ -120,18 +117,17 @@ class AtariEnvironment:
         return 0.0  # the emulator draws as it goes: there is no time to tell apart
 
     def reset(self, seed: int) -> Frame:
-        seed = emulators_range(seed)
-        first = self._emulator.reset(seed)
-        self._episode.begin(seed, first.lives)
+        first = self._emulator.reset(emulators_range(seed))
+        self._episode.begin(first.lives)
         return first.frame
 
     def step(self, action: Action) -> Step:
         self._episode.check(action)
-        return self._episode.step(action, *self._emulator.step(int(action)))
+        return self._episode.step(*self._emulator.step(int(action)))
 
     def render(self) -> NDArray[np.uint8]:
         """The screen in colour, 210 x 160 in most games. The first time costs playing the episode once more."""
-        return self._emulator.colours(self._episode.seed, self._episode.actions)
+        return self._emulator.colours()
 
     def close(self) -> None:
         self._episode.playing = False

@@ -1,9 +1,10 @@
 """One Atari game, emulated in the calling thread. Preprocessed to the bit as by ale-py's `AtariVectorEnv`, whose
-threads take a tenth of a millisecond to wake and to be waited for, and which loads a game anew at every seed."""
+threads take a tenth of a millisecond to wake and to be waited for, and which loads a game anew at every seed. Nothing
+heavy is imported here: `atari_group` starts processes that need this file alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,6 @@ def ale_py() -> Any:
     try:
         import ale_py
         import ale_py.roms
-        import ale_py.vector_env
     except ImportError as error:
         raise UserError("Atari games need ale-py: pip install -e '.[atari]' in the folder of drq.") from error
     return ale_py
@@ -78,6 +78,8 @@ class Emulator:
         self._average = AreaAverage(height, width, size)
         self._grey = _Shown(self._ale.getScreenGrayscale, (height, width))
         self._shown = [self._grey]
+        self._seed = 0
+        self._played_actions: list[int] = []
 
     @property
     def action_size(self) -> int:
@@ -85,6 +87,7 @@ class Emulator:
 
     def reset(self, seed: int) -> Played:
         """Begins an episode: what comes after the no-ops that its seed draws."""
+        self._seed, self._played_actions = seed, []
         # In some games (Assault, Hero) a reset alone leaves traces of the episode before.
         self._ale.restoreSystemState(self._loaded)
         self._ale.reset_game()
@@ -99,6 +102,7 @@ class Emulator:
     def step(self, action: int) -> Played:
         """Repeats an action. If the game ends meanwhile, the frame in which it does is not looked at, and what was
         shown before shows through."""
+        self._played_actions.append(action)
         ale, code = self._ale, self._actions[action]
         score = 0
         for frames_left in range(FRAME_SKIP - 1, -1, -1):
@@ -110,12 +114,13 @@ class Emulator:
                     shown.look(last=frames_left == 0)
         return self._played(score, False)
 
-    def colours(self, seed: int, actions: Sequence[int]) -> Screen:
-        """The whole screen as it is now, in this episode after these actions."""
+    def colours(self) -> Screen:
+        """The whole screen as it is now."""
         if len(self._shown) == 1:
             # They are not kept until they are asked for. This leads back to where the game is.
             self._shown.append(_Shown(self._ale.getScreenRGB, (*self._ale.getScreenDims(), 3)))
-            self.reset(seed)
+            actions = self._played_actions
+            self.reset(self._seed)
             for action in actions:
                 self.step(action)
         return self._shown[1].picture.copy()

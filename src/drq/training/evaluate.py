@@ -113,19 +113,12 @@ class Evaluator:
         make_group: Callable[[int], EnvironmentGroup],
         engine: EngineSettings,
         parallel: int,
-        parallel_until_enough: int | None = None,
-        begun_together: int = 1,
     ) -> None:
-        """`make_group` makes so many environments; `parallel` is how many episodes are played at once, and
-        `parallel_until_enough` the same, if different, where it is not known beforehand how many will count. An
-        episode that follows another waits until `begun_together` can begin: where that takes long, it is once for all.
-        """
+        """`make_group` makes so many environments; `parallel` is how many episodes are played at once."""
         self.agent = agent
         self.engine = engine
         self._make_group = make_group
         self._parallel = parallel
-        self._parallel_until_enough = parallel_until_enough or parallel
-        self._begun_together = begun_together
         self._group: EnvironmentGroup | None = None
         self._slots = 0
         self._actor: Actor | None = None
@@ -147,7 +140,6 @@ class Evaluator:
         stacks = [FrameStack(spec, memory) for memory in observations]
         numbered = _Numbered(seed, episodes, min_agent_steps)
         number_in: dict[int, int] = {}  # of the episode under way in a slot
-        free: list[int] = []  # slots whose episode is over
         snapshots: list[Any] = []  # of the first episode
 
         def begin(slots: Iterable[int]) -> None:
@@ -177,16 +169,13 @@ class Evaluator:
                 episode.agent_steps += 1
                 stacks[slot].push(step.frame)
                 record(slot)
-            for slot, step in steps.items():
-                if step.done:
-                    if video and number_in[slot] == 0:
-                        numbered.begun[0].video = group.develop(snapshots)
-                        snapshots.clear()
-                    del number_in[slot]
-                    free.append(slot)
-            if len(free) >= self._begun_together or not number_in:
-                begin(sorted(free))
-                free.clear()
+            over = [slot for slot, step in steps.items() if step.done]
+            for slot in over:
+                if video and number_in[slot] == 0:
+                    numbered.begun[0].video = group.develop(snapshots)
+                    snapshots.clear()
+                del number_in[slot]
+            begin(sorted(over))
             limit = numbered.limit
             number_in = {slot: number for slot, number in number_in.items() if number < limit}
         return Evaluation(numbered.begun[: numbered.limit])
@@ -198,7 +187,7 @@ class Evaluator:
 
     def _width(self, episodes: int, min_agent_steps: int) -> int:
         """How many episodes are played at once."""
-        return self._parallel_until_enough if min_agent_steps else min(self._parallel, episodes)
+        return self._parallel if min_agent_steps else min(self._parallel, episodes)
 
     def _group_of(self, slots: int) -> EnvironmentGroup:
         """The environments, as many as are needed or more."""

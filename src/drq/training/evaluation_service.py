@@ -32,13 +32,9 @@ from drq.training.video import save_video
 
 SIDE_BY_SIDE = 10
 """Episodes played at once."""
-SIDE_BY_SIDE_ATARI = 100
-"""The same for Atari: all games of the preset's evaluation. They are emulated without Python, in as many threads as
-there are cores, and none waits for another to be loaded anew (0.1 s)."""
-SIDE_BY_SIDE_ATARI_UNTIL_ENOUGH = 32
-"""The same where episodes are played until there are enough agent steps: of more at once, more would not count."""
-BEGUN_TOGETHER_ATARI = 8
-"""Games that are loaded anew at the same time, while the others wait."""
+SIDE_BY_SIDE_ATARI = 16
+"""The same for Atari, whose games are dealt out to all cores. Of more at once, more would be played in vain where games
+are played until there are enough agent steps: of 32 games of Pong a sixth of their steps, of 16 a fourteenth."""
 MOST_THREADS_BESIDE_TRAINING = 8
 """Of PyTorch, for acting on the CPU. More would hardly be faster: on the CPU beside an H200 ten observations take
 13.7 ms with one thread, 4.4 with four and 3.0 with eight."""
@@ -82,14 +78,11 @@ def make_group(config: TrainConfig, count: int) -> EnvironmentGroup:
 
 def make_evaluator(config: TrainConfig, agent: Agent, engine: EngineSettings) -> Evaluator:
     """Plays evaluation episodes of a run's task. The agent may be changed between two evaluations."""
-    atari = _is_atari(config)
     return Evaluator(
         agent,
         lambda count: make_group(config, count),
         engine,
-        parallel=SIDE_BY_SIDE_ATARI if atari else SIDE_BY_SIDE,
-        parallel_until_enough=SIDE_BY_SIDE_ATARI_UNTIL_ENOUGH if atari else SIDE_BY_SIDE,
-        begun_together=BEGUN_TOGETHER_ATARI if atari else 1,
+        parallel=SIDE_BY_SIDE_ATARI if _is_atari(config) else SIDE_BY_SIDE,
     )
 
 
@@ -99,7 +92,7 @@ def settings_beside_training(config: TrainConfig, device: torch.device) -> tuple
     Beside a run on a GPU it is the CPU that acts, and the process never opens CUDA. A GPU gives its time in slices
     of some 2 ms to one process after the other, and training would lose one to every step of an evaluation. Scores
     may differ from those of acting on the GPU, as float32 rounds otherwise than the arithmetic of training does.
-    Atari stays on the GPU: up to 100 games at once are much to act for, at the end of training.
+    Atari stays on the GPU, as it has nothing to draw there and plays at the end of training.
     """
     if device.type == "cpu" or _is_atari(config):
         engine = EngineSettings.resolve(config.engine, device, config.agent)
