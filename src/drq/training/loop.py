@@ -35,9 +35,10 @@ from drq.training.progress import Progress, duration
 from drq.training.seeds import Purpose, random_action, seed_for
 from drq.training.video import NO_FFMPEG, ffmpeg_available
 
-PROBE_UPDATES = 20
+WARM_UPDATES, PROBE_UPDATES = 10, 80
 PROBE_SECONDS = 15.0
-"""The expected time is told after so many updates, or so long. The first update compiles and is left out."""
+"""The expected time is told after the second number of updates, or so long after the first. It is counted from the
+first number of them on, since what comes before compiles, searches for algorithms and records graphs."""
 
 GPU_PRESETS = ("planet", "dreamer", "ablation")
 """Presets that a CPU needs days for."""
@@ -203,7 +204,8 @@ class Trainer:
         stack = self.stack
         owed = False
         """A checkpoint is due and not yet made."""
-        first_update: tuple[float, int] | None = None
+        first_update: float | None = None
+        counted_from: tuple[float, int] | None = None
         told = False
         while True:
             due = self.due(config.checkpoint_every) and not checkpointed
@@ -265,9 +267,11 @@ class Trainer:
             self.progress.show(done, self.last_return, time.perf_counter() - self._began)
             if learning and not told:
                 now = time.perf_counter()
-                first_update = first_update or (now, done)
-                if learner.updates >= PROBE_UPDATES or now - first_update[0] > PROBE_SECONDS:
-                    self._say_expected_time(*first_update, done)
+                first_update = first_update or now
+                if counted_from is None or learner.updates <= WARM_UPDATES:
+                    counted_from = now, done
+                elif learner.updates >= PROBE_UPDATES or now - first_update > PROBE_SECONDS:
+                    self._say_expected_time(*counted_from, done)
                     told = True
 
     def _begin_action(self, learning: bool) -> Callable[[], Action]:
