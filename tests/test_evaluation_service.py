@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from multiprocessing.connection import Pipe
 from pathlib import Path
 
@@ -71,6 +72,43 @@ def test_it_ends_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     drq.train(small(tmp_path / "run", engine=BESIDE, steps=40), quiet=True)
     assert services[0]._process.poll() is not None
     assert len(rows(tmp_path / "run" / "eval.csv")) == 1
+
+
+KILLED = """
+import os, signal, sys, time
+sys.path.insert(0, {tests!r})
+import drq
+from drq.config import EvalConfig
+from drq.training.evaluation_service import EvaluationBeside
+from pathlib import Path
+from runs import small
+from test_evaluation_service import BESIDE
+
+original = EvaluationBeside.submit
+
+def submit(self, agent, request):
+    original(self, agent, request)
+    time.sleep(1.0)  # it is playing by now
+    print(self._process.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+EvaluationBeside.submit = submit
+endless = EvalConfig(every=40, episodes=10**6, video=False)
+drq.train(small(Path({folder!r}), engine=BESIDE, eval=endless), quiet=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to end it")
+def test_it_ends_when_training_is_killed(tmp_path: Path) -> None:
+    program = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path / "run"))
+    # One that lives on would keep the pipe open.
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    stat = Path(f"/proc/{int(done.stdout)}/stat")
+    deadline = time.monotonic() + 20
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from multiprocessing.connection import Connection
 
@@ -17,6 +19,15 @@ from drq.errors import UserError
 from drq.training.evaluation_service import EvaluationHere, Request, settings_beside_training
 from drq.training.folder import config_from_json
 from drq.training.loop import make_env
+
+PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl.h."""
+
+
+def end_with_training() -> None:
+    """Has Linux end this process when training is killed: the pipe tells only after the evaluation under way."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def serve(pipe: Connection) -> None:
@@ -38,6 +49,7 @@ def serve(pipe: Connection) -> None:
 
 
 if __name__ == "__main__":
+    end_with_training()
     try:
         serve(Connection(int(sys.argv[1])))
     except EOFError:
