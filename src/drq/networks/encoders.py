@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drq.errors import UserError
@@ -73,6 +74,16 @@ ENCODERS: dict[str, Callable[[int], nn.Sequential]] = {
 """Name to a function from the number of input channels to the layers."""
 
 
+def _as_factors(images: Tensor, weight: Tensor) -> Tensor:
+    """Pixels as what convolutions with this weight multiply. Whole numbers up to 255 are exact in each precision.
+
+    They are put in the order in which convolutions read them while they are still single bytes.
+    """
+    kind = images.device.type
+    precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    return images.contiguous(memory_format=torch.channels_last).to(precision)
+
+
 class PixelEncoder(nn.Module):
     """Images with values 0 to 255, [B, C, H, W], to a flat feature vector."""
 
@@ -97,8 +108,15 @@ class PixelEncoder(nn.Module):
         self.output_size = math.prod(shape[1:])
 
     def forward(self, images: Tensor) -> Tensor:
-        # Scaling comes after augmentation, so that augmentations see the pixels as they are.
-        convolved: Tensor = self.layers(images.float() / 255.0)
+        first, *rest = self.layers
+        assert isinstance(first, nn.Conv2d)
+        # Scaling comes after augmentation, so that augmentations see the pixels as they are. The first layer is linear:
+        # dividing its weights by 255 is dividing the pixels, which are many.
+        convolved = F.conv2d(
+            _as_factors(images, first.weight), first.weight / 255.0, first.bias, first.stride, first.padding
+        )
+        for layer in rest:
+            convolved = layer(convolved)
         # A pixel's channels stay together: the order in which convolutions are fast, so that nothing is turned.
         return convolved.permute(0, 2, 3, 1).flatten(1)
 
