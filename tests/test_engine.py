@@ -7,6 +7,7 @@ import dataclasses
 import shutil
 import types
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
@@ -173,6 +174,27 @@ def test_kernels_in_a_learner_equal_plain_pytorch(
     ours = make_learner(spec, agent, PLAIN, "cpu")
     assert isinstance(ours.agent.encoding, StackedEncoding)
     assert distance(plain, weights_after(ours, 3)) < 1e-5
+
+
+@pytest.mark.parametrize("broken", ["transitions", "adam", "stacked"])
+def test_where_a_kernel_does_not_compile_pytorchs_are_used(
+    broken: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def kernel(name: str, *args: Any) -> Any:
+        if name == broken:
+            raise kernels.KernelError("a kernel does not compile for sm_999:\nmany\nlines")
+        return emulator.kernel(name, *args)
+
+    plain = weights_after(make_learner(GAME, DQN_SETTINGS, PLAIN, "cpu"), 2)
+    monkeypatch.setattr(kernels, "available", lambda: True)
+    monkeypatch.setattr(runtime, "kernel", kernel)
+    monkeypatch.setattr(
+        EngineSettings, "resolve", lambda *_: EngineSettings(torch.device("cpu"), "float32", False, False, True, False)
+    )
+    found = weights_after(make_learner(GAME, DQN_SETTINGS, PLAIN, "cpu"), 2)
+    assert all(torch.equal(found[name], plain[name]) for name in plain)
+    said = "Going on with PyTorch's kernels: a kernel does not compile for sm_999."
+    assert capsys.readouterr().err.splitlines() == [said]
 
 
 @pytest.mark.gpu

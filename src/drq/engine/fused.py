@@ -69,6 +69,11 @@ class StackedEncoding(PlainEncoding):
         self._shift_columns = first.columns
         self._rest = Compose(tuple(rest))
 
+    @property
+    def shifts(self) -> bool:
+        """Or only stacks."""
+        return self._shift_columns > 0
+
     def views(self, f: Augmentation, states: Tensor | StackedFrames, nu: Tensor) -> Tensor:
         assert isinstance(states, StackedFrames)
         shifts, others = nu.tensor_split([self._shift_columns], dim=1)
@@ -84,18 +89,23 @@ def use_kernels(agent: Agent, replay: Replay, *, convolve: bool) -> bool:
     """Gives the agent the encoding and the Adam that its augmentation, its encoder and this GPU allow.
 
     Returns whether convolutions go through the kernels too, which `convolve` permits. That an agent has an `encoding`
-    and an augmentation `f` is no part of the protocol: one that does not runs plainly.
+    and an augmentation `f` is no part of the protocol: one that does not runs plainly. Everything is compiled first:
+    where that fails, KernelError leaves the agent as it was.
     """
+    kernels.transitions_kernel(replay)
+    kernels.adam_kernel()
+    f = getattr(agent, "f", None)
+    fused = False
+    if hasattr(agent, "encoding") and replay.spec.pixels and begins_with_a_shift(f):
+        fused = convolve and not isinstance(f, Compose) and fuse(agent, replay)
+        if not fused:
+            encoding = StackedEncoding(f)
+            kernels.stacked_kernel(replay.frames, replay.spec.frame_stack, shifted=encoding.shifts)
+            agent.encoding = encoding
     for optimizer in agent.optimizers.values():
         if isinstance(optimizer, FusedAdam):
             optimizer.descend = kernels.adam
-    f = getattr(agent, "f", None)
-    if not (hasattr(agent, "encoding") and replay.spec.pixels and begins_with_a_shift(f)):
-        return False
-    if convolve and not isinstance(f, Compose) and fuse(agent, replay):
-        return True
-    agent.encoding = StackedEncoding(f)
-    return False
+    return fused
 
 
 def fuse(agent: Agent, replay: Replay) -> bool:

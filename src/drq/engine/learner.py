@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -113,8 +114,15 @@ class Learner:
         self._graphs: dict[Hashable, Captured[Metrics]] = {}
         self._metrics: Metrics = {}
         self._kernels = engine.kernels and kernels.available()
-        self.fused = self._kernels and use_kernels(agent, replay, convolve=engine.precision == "bf16")
+        self.fused = False
         """Whether convolutions go through our kernels."""
+        if self._kernels:
+            try:
+                self.fused = use_kernels(agent, replay, convolve=engine.precision == "bf16")
+            except kernels.KernelError as error:
+                self._kernels = False
+                reason = str(error).splitlines()[0].rstrip(":.")
+                print(f"Going on with PyTorch's kernels: {reason}.", file=sys.stderr)
         if not self.fused:
             lay_out(agent)
         if engine.on_tensor_cores:

@@ -8,18 +8,22 @@ replay, stacks and shifts them while loading, and serves two networks at once. T
 by the NVRTC inside PyTorch; `reference` is the same in plain PyTorch. `benchmarks/kernels.py` measures both.
 """
 
-from .adam import adam
+from .adam import adam, adam_kernel
 from .encoder import encode_views, encode_views_two, prepare, supported
-from .gathering import stacked_views, transitions
-from .runtime import available
+from .gathering import stacked_kernel, stacked_views, transitions, transitions_kernel
+from .runtime import KernelError, available
 
 __all__ = [
+    "KernelError",
     "adam",
+    "adam_kernel",
     "available",
     "encode_views",
     "encode_views_two",
     "prepare",
+    "stacked_kernel",
     "stacked_views",
     "supported",
     "transitions",
+    "transitions_kernel",
 ]

@@ -47,6 +47,11 @@ def adam(
         _launch(everything[begin : begin + MAX_PARAMETERS], learning_rate, betas, eps)
 
 
+def adam_kernel() -> runtime.Launchable:
+    defines: dict[str, int | str] = {"MAX_PARAMETERS": MAX_PARAMETERS, "THREADS": THREADS, "ROUNDS": ROUNDS}
+    return runtime.kernel("adam", ("primitives.cuh", "adam.cu"), defines, THREADS, 16)
+
+
 def _launch(rows: Sequence[tuple[Tensor, ...]], learning_rate: float, betas: tuple[float, float], eps: float) -> None:
     table = _Parameters(count=len(rows))
     laid_out = [_like_its_parameter(row) for row in rows]  # kept until the launch
@@ -58,9 +63,8 @@ def _launch(rows: Sequence[tuple[Tensor, ...]], learning_rate: float, betas: tup
         entry.first_block = blocks
         entry.aligned = not any(pointer % 16 for pointer in pointers[:4])
         blocks += -(-entry.size // ELEMENTS)
-    defines: dict[str, int | str] = {"MAX_PARAMETERS": MAX_PARAMETERS, "THREADS": THREADS, "ROUNDS": ROUNDS}
-    kernel = runtime.kernel("adam", ("primitives.cuh", "adam.cu"), defines, THREADS, 16)
-    kernel.launch((blocks, 1), table, *(ctypes.c_double(value) for value in (learning_rate, *betas, eps)))
+    doubles = (ctypes.c_double(value) for value in (learning_rate, *betas, eps))
+    adam_kernel().launch((blocks, 1), table, *doubles)
 
 
 def _like_its_parameter(row: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -14,26 +14,28 @@ from . import runtime
 THREADS = 128
 
 
+def transitions_kernel(replay: Replay) -> runtime.Launchable:
+    defines: dict[str, int | str] = {
+        "THREADS": THREADS,
+        "COLUMNS": replay.rows.shape[1],
+        "STACK": replay.spec.frame_stack,
+        "N_STEP": replay.n_step,
+        "CONTINUOUS": int(replay.spec.action_kind == "continuous"),
+    }
+    return runtime.kernel("transitions", ("primitives.cuh", "transitions.cu"), defines, THREADS, 0)
+
+
 def transitions(replay: Replay, random: Tensor) -> Batch:
     """`replay.gather(replay.slots(random))`."""
     spec, count = replay.spec, len(random)
-    continuous = spec.action_kind == "continuous"
     action = (
         replay.rows.new_empty(count, spec.action_size)
-        if continuous
+        if spec.action_kind == "continuous"
         else replay.places.new_empty(count)
     )
     reward, discount = replay.rows.new_empty(2, count)
     slots, next_slots = replay.places.new_empty(2, count, spec.frame_stack)
-    defines: dict[str, int | str] = {
-        "THREADS": THREADS,
-        "COLUMNS": replay.rows.shape[1],
-        "STACK": spec.frame_stack,
-        "N_STEP": replay.n_step,
-        "CONTINUOUS": int(continuous),
-    }
-    kernel = runtime.kernel("transitions", ("primitives.cuh", "transitions.cu"), defines, THREADS, 0)
-    kernel.launch(
+    transitions_kernel(replay).launch(
         (-(-count // THREADS), 1),
         *(random, replay.window, replay.rows, replay.places),
         *(action, reward, discount, slots, next_slots),
@@ -50,6 +52,19 @@ def stacked_views(states: StackedFrames, shifts: Tensor) -> Tensor:
     return views
 
 
+def stacked_kernel(frames: Tensor, stack: int, *, shifted: bool) -> runtime.Launchable:
+    _, channels, height, width = frames.shape
+    defines: dict[str, int | str] = {
+        "THREADS": THREADS,
+        "H": height,
+        "W": width,
+        "STACK": stack,
+        "FRAME_CHANNELS": channels,
+        "SHIFTED": int(shifted),
+    }
+    return runtime.kernel("stacked", ("primitives.cuh", "stacked.cu"), defines, THREADS, 0)
+
+
 def _new_views(frames: Tensor, slots: Tensor, shifts: Tensor) -> Tensor:
     _, channels, height, width = frames.shape
     shape = len(shifts), slots.shape[1] * channels, height, width
@@ -59,20 +74,11 @@ def _new_views(frames: Tensor, slots: Tensor, shifts: Tensor) -> Tensor:
 # An operator, so that compiled code may contain it.
 @torch.library.custom_op("drq::stacked_views", mutates_args=())
 def _stacked_views(frames: Tensor, slots: Tensor, shifts: Tensor) -> Tensor:
-    _, channels, height, width = frames.shape
-    views, stack = len(shifts), slots.shape[1]
     out = _new_views(frames, slots, shifts)
-    defines: dict[str, int | str] = {
-        "THREADS": THREADS,
-        "H": height,
-        "W": width,
-        "STACK": stack,
-        "FRAME_CHANNELS": channels,
-        "SHIFTED": int(shifts.shape[1] > 0),
-    }
-    kernel = runtime.kernel("stacked", ("primitives.cuh", "stacked.cu"), defines, THREADS, 0)
-    # Channels of a pixel together: the order in which the memory lies.
-    kernel.launch((-(-height * width // THREADS), views), frames, slots, shifts, out.permute(0, 2, 3, 1), len(slots))
+    in_order = out.permute(0, 2, 3, 1)  # in which the memory lies: a pixel's channels together
+    grid = -(-frames.shape[2] * frames.shape[3] // THREADS), len(shifts)
+    kernel = stacked_kernel(frames, slots.shape[1], shifted=shifts.shape[1] > 0)
+    kernel.launch(grid, frames, slots, shifts, in_order, len(slots))
     return out
 
 
