@@ -2,48 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
-class Descend(Protocol):
-    """Moves parameters, and the means of their gradients and of the squares, by one step. Steps are counted from 1."""
+class Moments(NamedTuple):
+    """Parameters that have gradients, with what Adam keeps of each: one list for every kind."""
 
-    def __call__(
-        self,
-        parameters: list[Tensor],
-        gradients: list[Tensor],
-        means: list[Tensor],
-        squares: list[Tensor],
-        steps: list[Tensor],
-        *,
-        learning_rate: float,
-        betas: tuple[float, float],
-        eps: float,
-    ) -> None: ...
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+    means: list[Tensor]
+    squares: list[Tensor]
+    """Means of the squared gradients."""
+    steps: list[Tensor]
+    """Counted from 1."""
 
 
-def descend(
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    means: list[Tensor],
-    squares: list[Tensor],
-    steps: list[Tensor],
-    *,
-    learning_rate: float,
-    betas: tuple[float, float],
-    eps: float,
-) -> None:
+class Rates(NamedTuple):
+    """The constants of a step."""
+
+    learning_rate: float
+    betas: tuple[float, float]
+    eps: float
+
+
+Descend = Callable[[Moments, Rates], None]
+"""Makes one step in place."""
+
+
+def descend(moments: Moments, rates: Rates) -> None:
     """As PyTorch does it."""
+    *tensors, steps = moments
     torch._fused_adam_(
-        *(parameters, gradients, means, squares, [], steps),
-        lr=learning_rate,
-        beta1=betas[0],
-        beta2=betas[1],
-        eps=eps,
+        *(*tensors, [], steps),
+        lr=rates.learning_rate,
+        beta1=rates.betas[0],
+        beta2=rates.betas[1],
+        eps=rates.eps,
         weight_decay=0.0,
         amsgrad=False,
         maximize=False,
@@ -82,16 +81,14 @@ class FusedAdam(Optimizer):
             states = [self._state_of(parameter) for parameter in parameters]
             steps = [state["step"] for state in states]
             torch._foreach_add_(steps, 1)
-            self.descend(
+            moments = Moments(
                 parameters,
                 [parameter.grad for parameter in parameters],
                 [state["exp_avg"] for state in states],
                 [state["exp_avg_sq"] for state in states],
                 steps,
-                learning_rate=group["lr"],
-                betas=group["betas"],
-                eps=group["eps"],
             )
+            self.descend(moments, Rates(group["lr"], group["betas"], group["eps"]))
 
     def _state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]

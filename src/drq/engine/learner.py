@@ -169,11 +169,11 @@ class Learner:
     def _update_of(self, phase: Any) -> Callable[[], Metrics]:
         def update() -> Metrics:
             draws = self.agent.draw(self.generator)
-            random = self.replay.draw(self.agent.batch_size, self.generator)
+            replay, count = self.replay, self.agent.batch_size
             if self._kernels:
-                batch = kernels.transitions(self.replay, random)
+                batch = kernels.transitions(replay, replay.draw(count, self.generator))
             else:
-                batch = self.replay.gather(self.replay.slots(random))
+                batch = replay.gather(replay.sample(count, self.generator))
             if self._beside:
                 self._beside.begin()
             with self.engine.arithmetic():

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from drq.child import start_child
 from drq.config import EnvConfig
 from drq.cores import allotted_cores
 from drq.envs.atari import GameEpisode, checked_name, emulators_range, game_spec
@@ -150,17 +150,7 @@ class HandBeside:
     """Emulates in a process of its own: the emulator holds Python's lock, so that threads would take turns."""
 
     def __init__(self, name: str, size: int) -> None:
-        self._pipe, theirs = Pipe()
-        descriptor = theirs.fileno()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "drq.envs.atari_group", str(descriptor)],
-            pass_fds=[descriptor],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            # Ctrl-C in the terminal is for the process that asks, which then ends this one.
-            start_new_session=True,
-        )
-        theirs.close()
+        self._process, self._pipe = start_child("drq.envs.atari_group", {"OMP_NUM_THREADS": "1"})
         self._pipe.send((name, size))
         self._action_size: int | None = None
 

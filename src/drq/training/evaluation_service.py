@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +20,7 @@ import torch
 
 from drq import envs
 from drq.agents.protocol import Agent
+from drq.child import start_child
 from drq.config import EngineConfig, TrainConfig
 from drq.engine.settings import EngineSettings
 from drq.envs.group import EnvironmentGroup
@@ -165,16 +164,7 @@ class EvaluationBeside:
         self._fallback = fallback
         self._agent: Agent | None = None
         self._pending: list[tuple[Request, bytes]] = []
-        self._pipe, theirs = Pipe()
-        descriptor = theirs.fileno()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "drq.training.evaluation_process", str(descriptor)],
-            pass_fds=[descriptor],
-            stdin=subprocess.DEVNULL,
-            # Ctrl-C in the terminal is for the training process, which then ends this one.
-            start_new_session=True,
-        )
-        theirs.close()
+        self._process, self._pipe = start_child("drq.training.evaluation_process")
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
         self._pipe.send_bytes(json.dumps(config_to_json(config)).encode())
 

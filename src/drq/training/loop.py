@@ -230,19 +230,18 @@ class Trainer:
                 self._log_train()
 
             learning = self.agent_step >= config.agent.seed_steps
-            # A GPU is told of the update while it chooses the action, and so never waits for the environment. A CPU
-            # updates while the environment works in a thread of its own.
-            learn_first = learner.runs_ahead
             started = time.perf_counter()
             wait_for_action = self._begin_action(learning)
-            if learn_first:
+            # A GPU is told of the update while it chooses the action, and so never waits for the environment. A CPU
+            # updates while the environment works in a thread of its own.
+            if learner.runs_ahead:
                 self._learn(learning)
             action = wait_for_action()
             rendered_before = self.env.env.render_seconds
             acted = time.perf_counter()
             wait_for_step = self.env.step(action)
             waited = time.perf_counter() - acted
-            if not learn_first:
+            if not learner.runs_ahead:
                 self._learn(learning)
             updated = time.perf_counter()
             step = wait_for_step()

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from drq.agents.adam import Moments, Rates
+
 from . import runtime
 
 MAX_PARAMETERS = 64
@@ -30,21 +32,11 @@ class _Parameters(ctypes.Structure):
     _fields_ = (("of", _Parameter * MAX_PARAMETERS), ("count", ctypes.c_int))
 
 
-def adam(
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    means: list[Tensor],
-    squares: list[Tensor],
-    steps: list[Tensor],
-    *,
-    learning_rate: float,
-    betas: tuple[float, float],
-    eps: float,
-) -> None:
-    """One step of `drq.agents.adam.FusedAdam`. `steps` count this one already."""
-    everything = list(zip(parameters, gradients, means, squares, steps, strict=True))
+def adam(moments: Moments, rates: Rates) -> None:
+    """`drq.agents.adam.descend`."""
+    everything = list(zip(*moments, strict=True))
     for begin in range(0, len(everything), MAX_PARAMETERS):
-        _launch(everything[begin : begin + MAX_PARAMETERS], learning_rate, betas, eps)
+        _launch(everything[begin : begin + MAX_PARAMETERS], rates)
 
 
 def adam_kernel() -> runtime.Launchable:
@@ -52,7 +44,7 @@ def adam_kernel() -> runtime.Launchable:
     return runtime.kernel("adam", ("primitives.cuh", "adam.cu"), defines, THREADS, 16)
 
 
-def _launch(rows: Sequence[tuple[Tensor, ...]], learning_rate: float, betas: tuple[float, float], eps: float) -> None:
+def _launch(rows: Sequence[tuple[Tensor, ...]], rates: Rates) -> None:
     table = _Parameters(count=len(rows))
     laid_out = [_like_its_parameter(row) for row in rows]  # kept until the launch
     blocks = 0
@@ -63,7 +55,7 @@ def _launch(rows: Sequence[tuple[Tensor, ...]], learning_rate: float, betas: tup
         entry.first_block = blocks
         entry.aligned = not any(pointer % 16 for pointer in pointers[:4])
         blocks += -(-entry.size // ELEMENTS)
-    doubles = (ctypes.c_double(value) for value in (learning_rate, *betas, eps))
+    doubles = (ctypes.c_double(value) for value in (rates.learning_rate, *rates.betas, rates.eps))
     adam_kernel().launch((blocks, 1), table, *doubles)
 
 
