@@ -87,6 +87,17 @@ static void __syncthreads() {
         }
 }
 
+static bool is_last_block(u32* counter) {
+    static bool last;
+    __syncthreads();  // before it nobody reads what the last call found
+    if (threadIdx.x == 0) {
+        last = *counter + 1 == gridDim.x * gridDim.y;
+        *counter = last ? 0 : *counter + 1;
+    }
+    __syncthreads();
+    return last;
+}
+
 static u8* at(u32 address, int bytes) {
     if (address % bytes || address + bytes > shared.size()) fail("bad shared address");
     return &shared[address];
@@ -174,7 +185,18 @@ static u16 rounded(float value) {
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
 }
 static u32 pack_bf16(float low, float high) { return rounded(low) | (u32)rounded(high) << 16; }
+static float from_bf16(u16 bits) { return half_of(bits, 0); }
 static u32 pack_bytes(u32 low, u32 high) { return pack_bf16((float)low, (float)high); }
+
+// Rounded by itself: kept in memory, no compiler fuses it with what comes next.
+static float __fmul_rn(float a, float b) {
+    volatile float r = a * b;
+    return r;
+}
+static float __fadd_rn(float a, float b) {
+    volatile float r = a + b;
+    return r;
+}
 
 template <class... A, size_t... I> static void call(void (*kernel)(A...), void** arguments, std::index_sequence<I...>) {
     kernel(*(A*)arguments[I]...);

@@ -36,6 +36,28 @@ def test_bit_for_bit(device: str) -> None:
             assert torch.equal(optimizers[0].state[one][key].to(value.device), value), key
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("max_norm", [0.1, 5.0, 1e4])
+def test_clipping_bit_for_bit(device: str, max_norm: float) -> None:
+    """The gradients of the updates have norms from 0.03 to 300, and once none."""
+    torch.manual_seed(0)
+    initial = [torch.randn(3, 4, 5, 5).to(memory_format=torch.channels_last), torch.randn(7), torch.randn(())]
+    ours, theirs = ([nn.Parameter(value.to(device, copy=True)) for value in initial] for _ in range(2))
+    our_adam = FusedAdam(ours, 1e-2)
+    their_adam = torch.optim.Adam(theirs, lr=1e-2, fused=True, capturable=device == "cuda")
+    for size in (0.0017, 0.17, 0.0, 17.0):
+        for one, other, value in zip(ours, theirs, initial, strict=True):
+            gradient = torch.empty_like(one).copy_(torch.randn_like(value) * size)
+            one.grad, other.grad = gradient, gradient.clone()
+        expected = nn.utils.clip_grad_norm_(theirs, max_norm)
+        their_adam.step()
+        norm = our_adam.step(max_norm=max_norm)
+        assert norm.shape == ()
+        assert torch.equal(norm, expected)
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.equal(one, other)
+
+
 def test_training_does_not_load_the_compiler() -> None:
     """It takes seconds, which is what this optimiser is for."""
     program = (

@@ -24,6 +24,7 @@ from drq.engine.learner import Learner
 from drq.engine.settings import EngineSettings
 from drq.envs.protocol import EnvSpec
 from drq.errors import UserError
+from drq.networks.encoders import ConvReLU
 from drq.replay import Replay
 from emulation import Emulator
 
@@ -173,10 +174,12 @@ def test_kernels_in_a_learner_equal_plain_pytorch(
     )
     ours = make_learner(spec, agent, PLAIN, "cpu")
     assert isinstance(ours.agent.encoding, StackedEncoding)
+    convolutions = [module for module in ours.agent.modules.modules() if isinstance(module, ConvReLU)]
+    assert {module.bias_relu for module in convolutions} == {kernels.bias_relu}
     assert distance(plain, weights_after(ours, 3)) < 1e-5
 
 
-@pytest.mark.parametrize("broken", ["transitions", "adam", "stacked"])
+@pytest.mark.parametrize("broken", ["transitions", "adam", "gradient_norm", "bias_relu", "stacked"])
 def test_where_a_kernel_does_not_compile_pytorchs_are_used(
     broken: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ class Moments(NamedTuple):
     squares: list[Tensor]
     """Means of the squared gradients."""
     steps: list[Tensor]
-    """Counted from 1."""
+    """How many were made before this one."""
 
 
 class Rates(NamedTuple):
@@ -28,15 +28,20 @@ class Rates(NamedTuple):
     learning_rate: float
     betas: tuple[float, float]
     eps: float
+    max_norm: float | None
+    """To which the norm of all gradients together is clipped."""
 
 
-Descend = Callable[[Moments, Rates], None]
-"""Makes one step in place."""
+Descend = Callable[[Moments, Rates], Tensor | None]
+"""Makes one step in place, and counts it. Gives the norm before clipping, where gradients are clipped; they themselves
+may be changed or not."""
 
 
-def descend(moments: Moments, rates: Rates) -> None:
+def descend(moments: Moments, rates: Rates) -> Tensor | None:
     """As PyTorch does it."""
     *tensors, steps = moments
+    norm = None if rates.max_norm is None else nn.utils.clip_grad_norm_(moments.parameters, rates.max_norm)
+    torch._foreach_add_(steps, 1)
     torch._fused_adam_(
         *(*tensors, [], steps),
         lr=rates.learning_rate,
@@ -47,13 +52,15 @@ def descend(moments: Moments, rates: Rates) -> None:
         amsgrad=False,
         maximize=False,
     )
+    return norm
 
 
 class FusedAdam(Optimizer):
     """`torch.optim.Adam(fused=True)`, bit for bit unless the engine puts another `descend` in its place.
 
     That one imports torch._dynamo when it is made and again when it steps, only to keep it out: 1 to 6 seconds of
-    every start. The step count of each parameter lives beside it, so that a CUDA graph can hold the update.
+    every start. The step count of each parameter lives beside it, so that a CUDA graph can hold the update. All
+    parameters are one group. Clipping is part of the step, because what reads the gradients can scale them too.
     """
 
     def __init__(
@@ -74,21 +81,26 @@ class FusedAdam(Optimizer):
             for parameter in group["params"]:
                 parameter.grad = None
 
+    @overload  # type: ignore[override]
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: None = None, *, max_norm: float) -> Tensor: ...
+
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            states = [self._state_of(parameter) for parameter in parameters]
-            steps = [state["step"] for state in states]
-            torch._foreach_add_(steps, 1)
-            moments = Moments(
-                parameters,
-                [parameter.grad for parameter in parameters],
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
-                steps,
-            )
-            self.descend(moments, Rates(group["lr"], group["betas"], group["eps"]))
+    def step(self, closure: None = None, *, max_norm: float | None = None) -> Tensor | None:
+        """One step. With `max_norm` gradients are clipped to it, and the result is the norm that they had before."""
+        (group,) = self.param_groups
+        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        states = [self._state_of(parameter) for parameter in parameters]
+        moments = Moments(
+            parameters,
+            [parameter.grad for parameter in parameters],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [state["step"] for state in states],
+        )
+        return self.descend(moments, Rates(group["lr"], group["betas"], group["eps"], max_norm))
 
     def _state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]

@@ -146,10 +146,10 @@ class DQN:
     def update(self, batch: Batch, draws: Transformations, phase: bool) -> Metrics:
         loss, metrics = self.loss(batch, draws)
         optimizer = self.optimizers["online"]
+        assert isinstance(optimizer, FusedAdam)
         optimizer.zero_grad(set_to_none=True)
         loss.backward(inputs=self.trained)
-        norm = nn.utils.clip_grad_norm_(self.trained, self.config.max_grad_norm)
-        optimizer.step()
+        norm = optimizer.step(max_norm=self.config.max_grad_norm)
         if phase:
             with torch.no_grad():
                 torch._foreach_copy_(list(self.target.parameters()), list(self.online.parameters()))

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from drq.agents.adam import FusedAdam
 from drq.agents.encoding import PlainEncoding
 from drq.agents.protocol import Agent
-from drq.augment import Augmentation, Compose, NoAugmentation, RandomShift
+from drq.augment import Augmentation, Compose, Intensity, NoAugmentation, RandomShift
 from drq.engine import kernels
-from drq.networks.encoders import Encoder, PixelEncoder
+from drq.networks.encoders import ConvReLU, Encoder, PixelEncoder
 from drq.replay import Replay, StackedFrames
 
 
@@ -62,22 +62,25 @@ class FusedEncoding:
 
 
 class StackedEncoding(PlainEncoding):
-    """`PlainEncoding` whose views are stacked and shifted in one launch; what else an augmentation does comes after."""
+    """`PlainEncoding` whose views are stacked, shifted and, if that comes next, multiplied by an intensity in one
+    launch; what else an augmentation does comes after."""
 
     def __init__(self, f: Augmentation) -> None:
         first, *rest = f.parts if isinstance(f, Compose) else (f,)
-        self._shift_columns = first.columns
+        self.shifted = first.columns > 0
+        """Or only stacked."""
+        self.intensity: float | None = None
+        self._columns = first.columns
+        if rest and type(rest[0]) is Intensity:  # one derived from it may do something else
+            self.intensity = rest[0].scale
+            self._columns += rest[0].columns
+            del rest[0]
         self._rest = Compose(tuple(rest))
-
-    @property
-    def shifts(self) -> bool:
-        """Or only stacks."""
-        return self._shift_columns > 0
 
     def views(self, f: Augmentation, states: Tensor | StackedFrames, nu: Tensor) -> Tensor:
         assert isinstance(states, StackedFrames)
-        shifts, others = nu.tensor_split([self._shift_columns], dim=1)
-        return self._rest(kernels.stacked_views(states, shifts.contiguous()), others)
+        begun = kernels.stacked_views(states, nu, shifted=self.shifted, intensity=self.intensity)
+        return self._rest(begun, nu[:, self._columns :])
 
 
 def begins_with_a_shift(f: Augmentation | None) -> TypeGuard[Augmentation]:
@@ -86,25 +89,35 @@ def begins_with_a_shift(f: Augmentation | None) -> TypeGuard[Augmentation]:
 
 
 def use_kernels(agent: Agent, replay: Replay, *, convolve: bool) -> bool:
-    """Gives the agent the encoding and the Adam that its augmentation, its encoder and this GPU allow.
+    """Gives the agent the Adam, the encoding and what follows a convolution that its augmentation, its encoder and this
+    GPU allow.
 
     Returns whether convolutions go through the kernels too, which `convolve` permits. That an agent has an `encoding`
     and an augmentation `f` is no part of the protocol: one that does not runs plainly. Everything is compiled first:
     where that fails, KernelError leaves the agent as it was.
     """
     kernels.transitions_kernel(replay)
-    kernels.adam_kernel()
+    optimizers = [optimizer for optimizer in agent.optimizers.values() if isinstance(optimizer, FusedAdam)]
+    descents = [kernels.adam(replay.device) for _ in optimizers]
+    convolutions = [module for module in agent.modules.modules() if isinstance(module, ConvReLU)]
+    for channels in {module.out_channels for module in convolutions}:
+        kernels.bias_relu_kernels(channels, torch.bfloat16 if convolve else torch.float32)
     f = getattr(agent, "f", None)
     fused = False
     if hasattr(agent, "encoding") and replay.spec.pixels and begins_with_a_shift(f):
         fused = convolve and not isinstance(f, Compose) and fuse(agent, replay)
         if not fused:
             encoding = StackedEncoding(f)
-            kernels.stacked_kernel(replay.frames, replay.spec.frame_stack, shifted=encoding.shifts)
+            kernels.stacked_kernel(
+                *(replay.frames, replay.spec.frame_stack),
+                shifted=encoding.shifted,
+                multiplied=encoding.intensity is not None,
+            )
             agent.encoding = encoding
-    for optimizer in agent.optimizers.values():
-        if isinstance(optimizer, FusedAdam):
-            optimizer.descend = kernels.adam
+    for optimizer, descend in zip(optimizers, descents, strict=True):
+        optimizer.descend = descend
+    for module in convolutions:
+        module.bias_relu = kernels.bias_relu
     return fused
 
 

@@ -7,6 +7,7 @@ worked out from the image, so any image size and number of channels that leaves 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Literal
@@ -28,13 +29,26 @@ def orthogonal_init(module: nn.Module) -> None:
                 nn.init.zeros_(part.bias)
 
 
+class ConvReLU(nn.Conv2d):
+    """An unpadded convolution and the ReLU after it."""
+
+    bias_relu: Callable[[Tensor, Tensor], Tensor] | None = None
+    """relu(x + bias) in one pass over x, where the engine has one. None: the convolution adds the bias itself."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self.bias_relu is None or bias is None:
+            return F.relu(super()._conv_forward(input, weight, bias))
+        return self.bias_relu(super()._conv_forward(input, weight, None), bias)
+
+
 def _convolutions(channels: int, layers: list[tuple[int, int, int]]) -> nn.Sequential:
-    """Unpadded convolutions, each with its ReLU, from rows of (output channels, kernel, stride)."""
-    modules: list[nn.Module] = []
-    for out, kernel, stride in layers:
-        modules += [nn.Conv2d(channels, out, kernel, stride), nn.ReLU()]
+    """Convolutions with ReLU from rows of (output channels, kernel, stride)."""
+    modules: OrderedDict[str, nn.Module] = OrderedDict()
+    for index, (out, kernel, stride) in enumerate(layers):
+        # Weights have the names that they would have if ReLUs were layers of their own.
+        modules[str(2 * index)] = ConvReLU(channels, out, kernel, stride)
         channels = out
-    return nn.Sequential(*modules)
+    return nn.Sequential(modules)
 
 
 class _Residual(nn.Module):
@@ -112,9 +126,7 @@ class PixelEncoder(nn.Module):
         assert isinstance(first, nn.Conv2d)
         # Scaling comes after augmentation, so that augmentations see the pixels as they are. The first layer is linear:
         # dividing its weights by 255 is dividing the pixels, which are many.
-        convolved = F.conv2d(
-            _as_factors(images, first.weight), first.weight / 255.0, first.bias, first.stride, first.padding
-        )
+        convolved: Tensor = first._conv_forward(_as_factors(images, first.weight), first.weight / 255.0, first.bias)
         for layer in rest:
             convolved = layer(convolved)
         # A pixel's channels stay together: the order in which convolutions are fast, so that nothing is turned.

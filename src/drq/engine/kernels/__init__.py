@@ -1,5 +1,5 @@
-"""Convolutions of the paper's encoder as CUDA kernels, close to the memory's speed; and Adam and the gathering of a
-batch, each in one launch.
+"""Convolutions of the paper's encoder as CUDA kernels, close to the memory's speed; and small things that PyTorch
+takes many launches for, in one or two each: gathering a batch, bias and ReLU, Adam.
 
 What limits a convolution of 32 channels is moving bytes: a library re-reads every pixel nine times through the
 second-level cache, and adds bias and ReLU in further passes. These kernels hold a tile and its margin in shared memory,
@@ -8,7 +8,8 @@ replay, stacks and shifts them while loading, and serves two networks at once. T
 by the NVRTC inside PyTorch; `reference` is the same in plain PyTorch. `benchmarks/kernels.py` measures both.
 """
 
-from .adam import adam, adam_kernel
+from .activation import bias_relu, bias_relu_kernels
+from .adam import adam
 from .encoder import encode_views, encode_views_two, prepare, supported
 from .gathering import stacked_kernel, stacked_views, transitions, transitions_kernel
 from .runtime import KernelError, available
@@ -16,8 +17,9 @@ from .runtime import KernelError, available
 __all__ = [
     "KernelError",
     "adam",
-    "adam_kernel",
     "available",
+    "bias_relu",
+    "bias_relu_kernels",
     "encode_views",
     "encode_views_two",
     "prepare",

@@ -1,58 +1,38 @@
-// Adam on many parameters in one launch. PyTorch's own gives a block 65,536 elements, which leaves half of a large GPU
-// without work; here it is 4,096.
-
-struct Parameter {
-    float* weight;
-    const float* gradient;
-    float* mean;     // of the gradients
-    float* square;   // mean of their squares
-    const float* step;
-    int size;
-    int first_block;
-    int aligned;     // whether four elements can be read at once
-};
-
-struct Parameters {
-    Parameter of[MAX_PARAMETERS];
-    int count;
-};
-
-struct alignas(16) Four {
-    float v[4];
-};
+// Adam on many parameters in one launch.
 
 struct Rates {
     float mean, square;        // 1 - β
     float keep_square;         // β2
     float step, root, eps;     // what the quotient is multiplied by, and the root of the squares' mean
+    float clip;                // what the gradient is multiplied by
 };
 
 __device__ __forceinline__ void descend(float& weight, float gradient, float& mean, float& square, const Rates& r) {
+    gradient = __fmul_rn(gradient, r.clip);  // rounded as if it had been clipped in memory
     mean += r.mean * (gradient - mean);
     square = r.keep_square * square + r.square * gradient * gradient;
     weight -= r.step * mean / (sqrtf(square) * r.root + r.eps);
 }
 
+// Without a `coefficient` gradients are taken as they are.
 extern "C" __global__ void __launch_bounds__(THREADS)
-adam(const __grid_constant__ Parameters parameters, double rate, double beta1, double beta2, double eps) {
-    int index = 0;
-    while (index + 1 < parameters.count && parameters.of[index + 1].first_block <= blockIdx.x) ++index;
-    const Parameter& p = parameters.of[index];
+adam(const __grid_constant__ Parameters parameters, const float* coefficient, u32* counter, double rate, double beta1,
+     double beta2, double eps) {
+    const Parameter& p = own(parameters);
     // The means begin at zero; dividing by 1 - β^step makes up for it. In double, and once a block.
     const u32 shared = shared_base();
     if (threadIdx.x == 0) {
-        double step = *p.step;
+        const double step = *p.step + 1.0f;
         store_shared_float(shared, (float)(rate / (1.0 - pow(beta1, step))));
         store_shared_float(shared + 4, (float)(1.0 / sqrt(1.0 - pow(beta2, step))));
     }
     __syncthreads();
     const Rates rates = {(float)(1.0 - beta1), (float)(1.0 - beta2), (float)beta2,
-                         load_shared_float(shared), load_shared_float(shared + 4), (float)eps};
-
-    const int first = (blockIdx.x - p.first_block) * (THREADS * 4 * ROUNDS) + threadIdx.x * 4;
+                         load_shared_float(shared), load_shared_float(shared + 4), (float)eps,
+                         coefficient ? *coefficient : 1.0f};
 #pragma unroll
     for (int round = 0; round < ROUNDS; ++round) {
-        const int at = first + round * THREADS * 4;
+        const int at = first_of_four(p, round);
         if (p.aligned && at + 4 <= p.size) {
             Four weight = *(Four*)(p.weight + at), mean = *(Four*)(p.mean + at), square = *(Four*)(p.square + at);
             const Four gradient = *(const Four*)(p.gradient + at);
@@ -66,4 +46,6 @@ adam(const __grid_constant__ Parameters parameters, double rate, double beta1, d
                 descend(p.weight[i], p.gradient[i], p.mean[i], p.square[i], rates);
         }
     }
+    if (is_last_block(counter))  // then no other still has to read a step
+        for (int i = threadIdx.x; i < parameters.count; i += THREADS) *parameters.of[i].step += 1.0f;
 }

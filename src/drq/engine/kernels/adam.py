@@ -1,4 +1,4 @@
-"""Adam in one launch."""
+"""Adam in one launch; with the clipping of its gradients, in two."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from drq.agents.adam import Moments, Rates
+from drq.agents.adam import Descend, Moments, Rates
 
 from . import runtime
 
@@ -16,11 +16,11 @@ MAX_PARAMETERS = 64
 """In one launch: the table of them is an argument of the kernel, and those have at most 4 KiB."""
 THREADS, ROUNDS = 256, 4
 ELEMENTS = THREADS * 4 * ROUNDS
-"""That a block descends."""
+"""That a block works on."""
 
 
 class _Parameter(ctypes.Structure):
-    """As in adam.cu."""
+    """As in parameters.cuh."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("weight", "gradient", "mean", "square", "step")),
@@ -32,31 +32,65 @@ class _Parameters(ctypes.Structure):
     _fields_ = (("of", _Parameter * MAX_PARAMETERS), ("count", ctypes.c_int))
 
 
-def adam(moments: Moments, rates: Rates) -> None:
-    """`drq.agents.adam.descend`."""
-    everything = list(zip(*moments, strict=True))
-    for begin in range(0, len(everything), MAX_PARAMETERS):
-        _launch(everything[begin : begin + MAX_PARAMETERS], rates)
+def adam(device: torch.device) -> Descend:
+    """`drq.agents.adam.descend` for one optimiser."""
+    return _Adam(device)
 
 
 def adam_kernel() -> runtime.Launchable:
+    return _kernel("adam", 8)
+
+
+def gradient_norm_kernel() -> runtime.Launchable:
+    return _kernel("gradient_norm", THREADS * 4)
+
+
+def _kernel(name: str, shared_bytes: int) -> runtime.Launchable:
     defines: dict[str, int | str] = {"MAX_PARAMETERS": MAX_PARAMETERS, "THREADS": THREADS, "ROUNDS": ROUNDS}
-    return runtime.kernel("adam", ("primitives.cuh", "adam.cu"), defines, THREADS, 16)
+    return runtime.kernel(name, ("primitives.cuh", "parameters.cuh", f"{name}.cu"), defines, THREADS, shared_bytes)
 
 
-def _launch(rows: Sequence[tuple[Tensor, ...]], rates: Rates) -> None:
+class _Adam:
+    """The kernels, compiled, and the counter that they find, and leave, at zero."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._adam, self._gradient_norm = adam_kernel(), gradient_norm_kernel()
+        self._finished_blocks = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def __call__(self, moments: Moments, rates: Rates) -> Tensor | None:
+        rows = [_like_its_parameter(row) for row in zip(*moments, strict=True)]  # kept until they are launched
+        tables = [_table(rows[begin : begin + MAX_PARAMETERS]) for begin in range(0, len(rows), MAX_PARAMETERS)]
+        norm, coefficient = (None, None) if rates.max_norm is None else self._clip(tables, rates.max_norm)
+        doubles = [ctypes.c_double(value) for value in (rates.learning_rate, *rates.betas, rates.eps)]
+        for table, blocks in tables:
+            self._adam.launch((blocks, 1), table, coefficient, self._finished_blocks, *doubles)
+        return norm
+
+    def _clip(self, tables: Sequence[tuple[_Parameters, int]], max_norm: float) -> tuple[Tensor, Tensor]:
+        """The norm of all gradients, and what to multiply them by."""
+        device = self._finished_blocks.device
+        sums = torch.empty(sum(blocks for _, blocks in tables), device=device)
+        found = torch.empty(2, device=device)
+        done = 0
+        for table, blocks in tables:
+            last = found if table is tables[-1][0] else None
+            self._gradient_norm.launch((blocks, 1), table, sums, done, last, float(max_norm), self._finished_blocks)
+            done += blocks
+        return found[0], found[1]
+
+
+def _table(rows: Sequence[tuple[Tensor, ...]]) -> tuple[_Parameters, int]:
+    """What a launch works on, and its number of blocks."""
     table = _Parameters(count=len(rows))
-    laid_out = [_like_its_parameter(row) for row in rows]  # kept until the launch
     blocks = 0
-    for entry, row in zip(table.of, laid_out, strict=False):
+    for entry, row in zip(table.of, rows, strict=False):
         pointers = [tensor.data_ptr() for tensor in row]
         entry.weight, entry.gradient, entry.mean, entry.square, entry.step = pointers
         entry.size = row[0].numel()
         entry.first_block = blocks
         entry.aligned = not any(pointer % 16 for pointer in pointers[:4])
         blocks += -(-entry.size // ELEMENTS)
-    doubles = (ctypes.c_double(value) for value in (rates.learning_rate, *rates.betas, rates.eps))
-    adam_kernel().launch((blocks, 1), table, *doubles)
+    return table, blocks
 
 
 def _like_its_parameter(row: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -1,4 +1,5 @@
-"""From the replay's rings to a batch: transitions in one launch, and their stacked, shifted observations in another."""
+"""From the replay's rings to a batch: transitions in one launch, their stacked and augmented observations in another.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +47,16 @@ def transitions(replay: Replay, random: Tensor) -> Batch:
     )
 
 
-def stacked_views(states: StackedFrames, shifts: Tensor) -> Tensor:
-    """`drq.regularize.views` with a random shift: uint8, channels last. Without columns, `shifts` shift nothing."""
-    views: Tensor = _stacked_views(states.frames, states.slots, shifts)
+def stacked_views(states: StackedFrames, nu: Tensor, *, shifted: bool, intensity: float | None = None) -> Tensor:
+    """`drq.regularize.views` with a random shift or none, then with an intensity of this scale or none.
+
+    Channels last; uint8, or with an intensity float32. `nu` may have further columns.
+    """
+    views: Tensor = _stacked_views(states.frames, states.slots, nu.contiguous(), shifted, intensity)
     return views
 
 
-def stacked_kernel(frames: Tensor, stack: int, *, shifted: bool) -> runtime.Launchable:
+def stacked_kernel(frames: Tensor, stack: int, *, shifted: bool, multiplied: bool) -> runtime.Launchable:
     _, channels, height, width = frames.shape
     defines: dict[str, int | str] = {
         "THREADS": THREADS,
@@ -61,24 +65,26 @@ def stacked_kernel(frames: Tensor, stack: int, *, shifted: bool) -> runtime.Laun
         "STACK": stack,
         "FRAME_CHANNELS": channels,
         "SHIFTED": int(shifted),
+        "MULTIPLIED": int(multiplied),
     }
     return runtime.kernel("stacked", ("primitives.cuh", "stacked.cu"), defines, THREADS, 0)
 
 
-def _new_views(frames: Tensor, slots: Tensor, shifts: Tensor) -> Tensor:
+def _new_views(frames: Tensor, slots: Tensor, nu: Tensor, shifted: bool, intensity: float | None) -> Tensor:
     _, channels, height, width = frames.shape
-    shape = len(shifts), slots.shape[1] * channels, height, width
-    return torch.empty(shape, dtype=torch.uint8, device=frames.device, memory_format=torch.channels_last)
+    shape = len(nu), slots.shape[1] * channels, height, width
+    kind = torch.uint8 if intensity is None else torch.float32
+    return torch.empty(shape, dtype=kind, device=frames.device, memory_format=torch.channels_last)
 
 
 # An operator, so that compiled code may contain it.
 @torch.library.custom_op("drq::stacked_views", mutates_args=())
-def _stacked_views(frames: Tensor, slots: Tensor, shifts: Tensor) -> Tensor:
-    out = _new_views(frames, slots, shifts)
+def _stacked_views(frames: Tensor, slots: Tensor, nu: Tensor, shifted: bool, intensity: float | None) -> Tensor:
+    out = _new_views(frames, slots, nu, shifted, intensity)
     in_order = out.permute(0, 2, 3, 1)  # in which the memory lies: a pixel's channels together
-    grid = -(-frames.shape[2] * frames.shape[3] // THREADS), len(shifts)
-    kernel = stacked_kernel(frames, slots.shape[1], shifted=shifts.shape[1] > 0)
-    kernel.launch(grid, frames, slots, shifts, in_order, len(slots))
+    grid = -(-frames.shape[2] * frames.shape[3] // THREADS), len(nu)
+    kernel = stacked_kernel(frames, slots.shape[1], shifted=shifted, multiplied=intensity is not None)
+    kernel.launch(grid, frames, slots, nu, nu.shape[1], float(intensity or 0.0), in_order, len(slots))
     return out
 
 

@@ -95,9 +95,25 @@ __device__ __forceinline__ u32 pack_bf16(float low, float high) {
     return r;
 }
 
+__device__ __forceinline__ float from_bf16(u16 bits) { return __uint_as_float((u32)bits << 16); }
+
 // Two bytes as bfloat16 (exact), the first in the low half. 2^23 + byte is the float with bits 0x4B0000xx.
 __device__ __forceinline__ u32 pack_bytes(u32 low, u32 high) {
     float a = __uint_as_float(0x4B000000u | low) - 8388608.0f;
     float b = __uint_as_float(0x4B000000u | high) - 8388608.0f;
     return __byte_perm(__float_as_uint(a), __float_as_uint(b), 0x7632);
+}
+
+// Counts blocks that have written their part: true in every thread of the last one, which then sees what all have
+// written. Called by all threads of all blocks of the launch; the counter starts at zero and is left there.
+__device__ __forceinline__ bool is_last_block(u32* counter) {
+    __syncthreads();  // all threads have written before one counts; the fences pass that on to other multiprocessors
+    bool last = false;
+    if (threadIdx.x == 0) {
+        const u32 others = gridDim.x * gridDim.y - 1;
+        __threadfence();
+        last = atomicInc(counter, others) == others;
+        __threadfence();
+    }
+    return __syncthreads_or(last);
 }
