@@ -32,7 +32,10 @@ class EmulatedKernel:
 
     def launch(self, grid: tuple[int, int], *arguments: runtime.Argument) -> None:
         assert all(a.is_contiguous() for a in arguments if isinstance(a, Tensor))
-        self._run(runtime.argument_array(arguments), *grid, *self._shape)
+        self.launch_prepared(grid, runtime.argument_array(arguments))
+
+    def launch_prepared(self, grid: tuple[int, int], arguments: ctypes.Array[ctypes.c_void_p]) -> None:
+        self._run(arguments, *grid, *self._shape)
 
 
 class Emulator:

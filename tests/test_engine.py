@@ -174,12 +174,13 @@ def test_kernels_in_a_learner_equal_plain_pytorch(
     )
     ours = make_learner(spec, agent, PLAIN, "cpu")
     assert isinstance(ours.agent.encoding, StackedEncoding)
+    assert isinstance(ours.replay.write, kernels.Store)
     convolutions = [module for module in ours.agent.modules.modules() if isinstance(module, ConvReLU)]
     assert {module.bias_relu for module in convolutions} == {kernels.bias_relu}
     assert distance(plain, weights_after(ours, 3)) < 1e-5
 
 
-@pytest.mark.parametrize("broken", ["transitions", "adam", "gradient_norm", "bias_relu", "stacked"])
+@pytest.mark.parametrize("broken", ["transitions", "store", "adam", "gradient_norm", "bias_relu", "stacked"])
 def test_where_a_kernel_does_not_compile_pytorchs_are_used(
     broken: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

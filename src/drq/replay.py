@@ -9,7 +9,7 @@ from 0 since the start of the run; number modulo ring size is the slot.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +47,39 @@ class Batch(NamedTuple):
     next_obs: Tensor | StackedFrames
 
 
+class Staging(NamedTuple):
+    """What is new, on the host: page-locked where there is a GPU, so that a store need not wait for it."""
+
+    frame: Tensor
+    row: Tensor
+    place: Tensor
+    window: Tensor
+
+
+Write = Callable[[int | None, int], None]
+"""Begins to bring what is staged to the device. Given are the slots of the transition and of the frame; the first is
+None where an episode begins and there is only a frame."""
+
+
+class Copies:
+    """A `Write` that copies each part by itself."""
+
+    def __init__(self, replay: Replay) -> None:
+        # Not the replay itself: as long as the two held each other, its memory would not be given back.
+        self._staging = replay.staging
+        self._rings = replay.frames, replay.rows, replay.places
+        self._window = replay.window
+
+    def __call__(self, slot: int | None, frame_slot: int) -> None:
+        frames, rows, places = self._rings
+        new = self._staging
+        frames[frame_slot].copy_(new.frame, non_blocking=True)
+        if slot is not None:
+            rows[slot].copy_(new.row, non_blocking=True)
+            places[slot].copy_(new.place, non_blocking=True)
+        self._window.copy_(new.window, non_blocking=True)
+
+
 class Replay:
     """Transitions of one run, on one device.
 
@@ -81,13 +114,19 @@ class Replay:
         self._ahead = torch.arange(n_step, device=device)
         self._back = torch.arange(spec.frame_stack - 1, -1, -1, device=device)
 
-        # What is written travels through page-locked memory, so that a store need not wait for the GPU.
         pin = device.type == "cuda"
-        self._frame_staging = torch.zeros(spec.frame_shape, dtype=frame_dtype, pin_memory=pin)
-        self._row_staging = torch.zeros(ACTION + action_columns, pin_memory=pin)
-        self._place_staging = torch.zeros(2, dtype=torch.int64, pin_memory=pin)
-        self._window_staging = torch.zeros(2, dtype=torch.int64, pin_memory=pin)
-        self._copied = torch.cuda.Event() if pin else None
+        self.staging = Staging(
+            torch.zeros(spec.frame_shape, dtype=frame_dtype, pin_memory=pin),
+            torch.zeros(ACTION + action_columns, pin_memory=pin),
+            torch.zeros(2, dtype=torch.int64, pin_memory=pin),
+            torch.zeros(2, dtype=torch.int64, pin_memory=pin),
+        )
+        # Through numpy: setting one element of a tensor takes twenty times as long.
+        self._new_frame, self._new_row, self._new_place, self._new_window = (part.numpy() for part in self.staging)
+        self.write: Write = Copies(self)
+        """The engine may put another in its place."""
+        self._written = torch.cuda.Event() if pin else None
+        """When what was staged last has been written, and the staging may be overwritten."""
 
         self.transitions_added = 0
         self.frames_added = 0
@@ -116,36 +155,28 @@ class Replay:
 
     def begin(self, frame: Frame) -> None:
         """Starts an episode with its first frame. One that was under way is over, as at a time limit."""
-        self._wait_for_copies()
+        self._wait_for_staging()
         if self.age > 0:  # no return may reach from it into this one
             self.rows[(self.transitions_added - 1) % self.capacity, DONE] = 1.0
-        self._store_frame(frame)
         self.age = 0
-        self._evict()
-        self._copies_launched()
+        self._store(None, frame)
 
     def add(self, action: Action, reward: float, discount: float, done: bool, frame: Frame) -> None:
         """Stores one agent step: what was done in the newest frame's state, and the frame that followed."""
         if self.age < 0:
             raise RuntimeError("begin an episode before adding to it")
-        self._wait_for_copies()
-        number = self.transitions_added
-        slot = number % self.capacity
+        self._wait_for_staging()
+        slot = self.transitions_added % self.capacity
         newest = self.frames_added - 1
-        # Through numpy: setting one element of a tensor takes twenty times as long.
-        self._place_staging.numpy()[:] = newest % self.frame_capacity, self.age
-        self.places[slot].copy_(self._place_staging, non_blocking=True)
-        row = self._row_staging.numpy()
+        place, row = self._new_place, self._new_row
+        place[0], place[1] = newest % self.frame_capacity, self.age
         row[REWARD], row[DISCOUNT], row[DONE] = reward, discount, done
         row[ACTION:] = action
-        self.rows[slot].copy_(self._row_staging, non_blocking=True)
         self._oldest_frame[slot] = newest - min(self.age, self.spec.frame_stack - 1)
         self.transitions_added += 1
         self.oldest = max(self.oldest, self.transitions_added - self.capacity)
-        self._store_frame(frame)
         self.age = -1 if done else self.age + 1
-        self._evict()
-        self._copies_launched()
+        self._store(slot, frame)
 
     def sample(self, count: int, generator: Generator) -> Tensor:
         """Draws slots of `count` transitions uniformly, with replacement."""
@@ -190,27 +221,29 @@ class Replay:
         slots = (frame[:, None] - torch.minimum(self._back[None], age[:, None])) % self.frame_capacity
         return StackedFrames(self.frames, slots)
 
-    def _store_frame(self, frame: Frame) -> None:
-        self._frame_staging.numpy()[...] = frame
-        slot = self.frames_added % self.frame_capacity
-        self.frames[slot].copy_(self._frame_staging, non_blocking=True)
+    def _wait_for_staging(self) -> None:
+        """Returns once the staging may be overwritten."""
+        if self._written is not None:
+            self._written.synchronize()
+
+    def _store(self, slot: int | None, frame: Frame) -> None:
+        """Writes the frame and the window, and the transition already staged if there is one for `slot`."""
+        self._new_frame[...] = frame
+        frame_slot = self.frames_added % self.frame_capacity
         self.frames_added += 1
+        self._evict()
+        self.write(slot, frame_slot)
+        if self._written is not None:
+            self._written.record()
 
     def _evict(self) -> None:
-        """Drops transitions whose frames were overwritten (episodes shorter than the ring was sized for)."""
+        """Drops transitions whose frames are overwritten (episodes shorter than the ring was sized for), and stages
+        the window that is left."""
         oldest_frame_kept = self.frames_added - self.frame_capacity
         while len(self) and self._oldest_frame[self.oldest % self.capacity] < oldest_frame_kept:
             self.oldest += 1
-        self._window_staging.numpy()[:] = self.oldest % self.capacity, self.sampleable
-        self.window.copy_(self._window_staging, non_blocking=True)
-
-    def _wait_for_copies(self) -> None:
-        if self._copied is not None:
-            self._copied.synchronize()
-
-    def _copies_launched(self) -> None:
-        if self._copied is not None:
-            self._copied.record()
+        window = self._new_window
+        window[0], window[1] = self.oldest % self.capacity, self.sampleable
 
     # What a checkpoint needs: counters, and the part of the rings that was written since an earlier one.
 
@@ -249,7 +282,9 @@ class Replay:
         self.frames_added = counters["frames_added"]
         self.oldest = counters["oldest"]
         self.age = counters["age"]
+        self._wait_for_staging()
         self._evict()
+        self.window.copy_(self.staging.window)
 
 
 def _frames_needed(spec: EnvSpec, capacity: int) -> int:

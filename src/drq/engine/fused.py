@@ -89,14 +89,15 @@ def begins_with_a_shift(f: Augmentation | None) -> TypeGuard[Augmentation]:
 
 
 def use_kernels(agent: Agent, replay: Replay, *, convolve: bool) -> bool:
-    """Gives the agent the Adam, the encoding and what follows a convolution that its augmentation, its encoder and this
-    GPU allow.
+    """Gives the replay the one-launch store, and the agent the Adam, the encoding and what follows a convolution that
+    its augmentation, its encoder and this GPU allow.
 
     Returns whether convolutions go through the kernels too, which `convolve` permits. That an agent has an `encoding`
     and an augmentation `f` is no part of the protocol: one that does not runs plainly. Everything is compiled first:
-    where that fails, KernelError leaves the agent as it was.
+    where that fails, KernelError leaves agent and replay as they were.
     """
     kernels.transitions_kernel(replay)
+    store = kernels.Store(replay)
     optimizers = [optimizer for optimizer in agent.optimizers.values() if isinstance(optimizer, FusedAdam)]
     descents = [kernels.adam(replay.device) for _ in optimizers]
     convolutions = [module for module in agent.modules.modules() if isinstance(module, ConvReLU)]
@@ -114,6 +115,7 @@ def use_kernels(agent: Agent, replay: Replay, *, convolve: bool) -> bool:
                 multiplied=encoding.intensity is not None,
             )
             agent.encoding = encoding
+    replay.write = store
     for optimizer, descend in zip(optimizers, descents, strict=True):
         optimizer.descend = descend
     for module in convolutions:

@@ -1,5 +1,5 @@
 """Convolutions of the paper's encoder as CUDA kernels, close to the memory's speed; and small things that PyTorch
-takes many launches for, in one or two each: gathering a batch, bias and ReLU, Adam.
+takes many launches for, in one or two each: storing a transition, gathering a batch, bias and ReLU, Adam.
 
 What limits a convolution of 32 channels is moving bytes: a library re-reads every pixel nine times through the
 second-level cache, and adds bias and ReLU in further passes. These kernels hold a tile and its margin in shared memory,
@@ -13,9 +13,11 @@ from .adam import adam
 from .encoder import encode_views, encode_views_two, prepare, supported
 from .gathering import stacked_kernel, stacked_views, transitions, transitions_kernel
 from .runtime import KernelError, available
+from .storing import Store
 
 __all__ = [
     "KernelError",
+    "Store",
     "adam",
     "available",
     "bias_relu",

@@ -21,7 +21,7 @@ import torch
 from .code_cache import code_for
 
 SOURCES = Path(__file__).parent
-Argument = torch.Tensor | int | float | ctypes.c_double | ctypes.Structure | None
+Argument = torch.Tensor | int | float | ctypes.c_int | ctypes.c_double | ctypes.Structure | None
 
 _MAX_DYNAMIC_SHARED_SIZE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _PREFERRED_SHARED_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
@@ -119,14 +119,14 @@ def shared_bytes_per_block() -> int:
 
 
 def argument_array(arguments: Sequence[Argument]) -> ctypes.Array[ctypes.c_void_p]:
-    """Pointers to the values of the arguments, as a kernel launch takes them."""
+    """Pointers to the values of the arguments, as a kernel launch takes them. ctypes objects may change their value."""
     values: list[ctypes.c_void_p | ctypes.c_int | ctypes.c_float | ctypes.c_double | ctypes.Structure] = []
     for argument in arguments:
         if argument is None:
             values.append(ctypes.c_void_p(0))
         elif isinstance(argument, torch.Tensor):
             values.append(ctypes.c_void_p(argument.data_ptr()))
-        elif isinstance(argument, ctypes.c_double | ctypes.Structure):
+        elif isinstance(argument, ctypes.c_int | ctypes.c_double | ctypes.Structure):
             values.append(argument)
         elif isinstance(argument, int):
             values.append(ctypes.c_int(argument))
@@ -163,6 +163,9 @@ class Launchable(Protocol):
 
     def launch(self, grid: tuple[int, int], *arguments: Argument) -> None: ...
 
+    def launch_prepared(self, grid: tuple[int, int], arguments: ctypes.Array[ctypes.c_void_p]) -> None:
+        """With an `argument_array`, for a kernel launched so often that making one anew each time is felt."""
+
 
 class Kernel:
     """A compiled kernel, loaded on the current device."""
@@ -188,11 +191,14 @@ class Kernel:
         self.resident_blocks = resident.value * torch.cuda.get_device_properties().multi_processor_count
 
     def launch(self, grid: tuple[int, int], *arguments: Argument) -> None:
+        self.launch_prepared(grid, argument_array(arguments))
+
+    def launch_prepared(self, grid: tuple[int, int], arguments: ctypes.Array[ctypes.c_void_p]) -> None:
         _enter_context()
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         _check(
             _driver().cuLaunchKernel(
-                self._function, *grid, 1, self.threads, 1, 1, self.shared_bytes, stream, argument_array(arguments), None
+                self._function, *grid, 1, self.threads, 1, 1, self.shared_bytes, stream, arguments, None
             ),
             f"launching {self.name}",
         )
@@ -204,6 +210,9 @@ class _Wish:
     resident_blocks = 1
 
     def launch(self, grid: tuple[int, int], *arguments: Argument) -> None:
+        pass
+
+    def launch_prepared(self, grid: tuple[int, int], arguments: ctypes.Array[ctypes.c_void_p]) -> None:
         pass
 
 
