@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import subprocess
 import sys
 from dataclasses import replace
 from importlib import resources
@@ -80,6 +81,19 @@ def test_names_of_the_benchmark() -> None:
         game = game_id(row["game"], known)
         assert SCORES_26[game] == (float(row["random"]), float(row["human"]))
     assert SCORES_26["pong"].human == 14.6
+
+
+def test_every_game_in_the_list_can_be_played() -> None:
+    """In a process of its own, because ale-py ends the one that loads what it does not play."""
+    program = (
+        "from drq.envs.atari import games\nfrom drq.envs.atari_emulator import Emulator\n"
+        "for name in games():\n    game = Emulator(name, 84)\n    game.reset(1)\n    game.step(0)\n"
+        "print(len(games()))"
+    )
+    played = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert played.stdout.split() == [str(len(atari.games()))], played.stderr
+    with pytest.raises(UserError, match="no game 'atari/joust'"):
+        atari.make_atari("joust", CONFIG)
 
 
 @pytest.mark.parametrize("name", ["battle_zone", "BattleZone", "battlezone", "BATTLE-ZONE"])

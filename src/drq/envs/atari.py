@@ -26,9 +26,13 @@ MAX_FRAMES = 108_000
 """The time limit of an episode: half an hour of play."""
 
 
+FOR_SEVERAL_PLAYERS = frozenset({"combat", "joust", "maze_craze", "warlords"})
+"""Of these ale-py has the cartridges alone, and ends the process that loads one."""
+
+
 def games() -> list[str]:
-    """All games of ale-py."""
-    return sorted(ale_py().roms.get_all_rom_ids())
+    """All games that ale-py plays."""
+    return sorted(set(ale_py().roms.get_all_rom_ids()) - FOR_SEVERAL_PLAYERS)
 
 
 def make_atari(game: str, config: EnvConfig) -> AtariEnvironment:
