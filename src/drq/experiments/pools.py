@@ -26,7 +26,7 @@ from drq.training.folder import config_to_json
 
 RUNS_PER_GPU = {"control": 2, "atari": 16}
 """Runs that a large GPU carries side by side. On an H200 under MPS one control run makes 280 updates/s, as it waits for
-its drawing; two learners do 417 together, four 440; 16 Atari runs train at 5,000 agent steps/s, one alone at 1,060."""
+its drawing; two learners do 417 together, four 440; 16 Atari runs train at 5,500 agent steps/s, one alone at 1,470."""
 CORES_PER_GPU_RUN = {"control": 3, "atari": 1}
 """A control run keeps its loop and evaluation busy, and OpenGL. An Atari run computes or emulates, in turns."""
 CORES_PER_CPU_RUN = 2
