@@ -179,7 +179,8 @@ class EngineConfig:
     cuda_graphs: Literal["auto", "on", "off"] = "auto"
     """Capture updates and acting as CUDA graphs. auto: on a GPU."""
     kernels: Literal["auto", "on", "off"] = "auto"
-    """CUDA kernels of our own, for convolutions, batches and Adam. auto: on GPUs and shapes they are made for."""
+    """CUDA kernels of our own, for convolutions, batches, the replay and Adam. auto: on GPUs and shapes they are made
+    for."""
     eval_process: Literal["auto", "on", "off"] = "auto"
     """Evaluate in a process of its own, beside training. auto: on a GPU."""
 
