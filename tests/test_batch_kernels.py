@@ -137,7 +137,7 @@ def optimizers(device: str, shapes: list[tuple[int, ...]]) -> tuple[FusedAdam, F
     plain, ours = (
         FusedAdam([nn.Parameter(value.clone()) for value in initial], 1e-2, (0.8, 0.95), 1.5e-4) for _ in range(2)
     )
-    ours.descend = kernels.adam(torch.device(device))
+    ours.descend = kernels.Adam(torch.device(device))
     return plain, ours
 
 

@@ -295,6 +295,13 @@ def test_mistakes_in_a_file_are_said(tmp_path: Path, text: str, said: str) -> No
     assert "\n" not in str(raised.value)
 
 
+def test_the_suite_of_the_benchmark_is_sixteen_runs(tmp_path: Path) -> None:
+    suite = read(tmp_path, (Path(__file__).parents[1] / "benchmarks" / "pong16.toml").read_text())
+    configs = [suite.config(run, tmp_path) for run in suite.runs()]
+    assert [(config.task, config.preset) for config in configs] == [("atari/pong", "atari100k")] * 16
+    assert {config.seed for config in configs} == set(range(1, 17))
+
+
 def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
     page = (Path(__file__).parents[1] / "docs" / "suites.md").read_text()
     (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)

@@ -6,7 +6,7 @@ precision, views are written in one launch and PyTorch convolves them.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +83,7 @@ class StackedEncoding(PlainEncoding):
         return self._rest(begun, nu[:, self._columns :])
 
 
-def begins_with_a_shift(f: Augmentation | None) -> TypeGuard[Augmentation]:
+def begins_with_a_shift(f: Augmentation | None) -> bool:
     """Or with nothing, which is a shift by nothing."""
     return isinstance(f.parts[0] if isinstance(f, Compose) else f, RandomShift | NoAugmentation)
 
@@ -99,28 +99,30 @@ def use_kernels(agent: Agent, replay: Replay, *, convolve: bool) -> bool:
     kernels.transitions_kernel(replay)
     store = kernels.Store(replay)
     optimizers = [optimizer for optimizer in agent.optimizers.values() if isinstance(optimizer, FusedAdam)]
-    descents = [kernels.adam(replay.device) for _ in optimizers]
-    convolutions = [module for module in agent.modules.modules() if isinstance(module, ConvReLU)]
-    for channels in {module.out_channels for module in convolutions}:
-        kernels.bias_relu_kernels(channels, torch.bfloat16 if convolve else torch.float32)
-    f = getattr(agent, "f", None)
-    fused = False
-    if hasattr(agent, "encoding") and replay.spec.pixels and begins_with_a_shift(f):
-        fused = convolve and not isinstance(f, Compose) and fuse(agent, replay)
-        if not fused:
-            encoding = StackedEncoding(f)
-            kernels.stacked_kernel(
-                *(replay.frames, replay.spec.frame_stack),
-                shifted=encoding.shifted,
-                multiplied=encoding.intensity is not None,
-            )
-            agent.encoding = encoding
+    descents = [kernels.Adam(replay.device) for _ in optimizers]
+    f: Any = getattr(agent, "f", None)
+    applicable = hasattr(agent, "encoding") and replay.spec.pixels and begins_with_a_shift(f)
+    fused = applicable and convolve and not isinstance(f, Compose) and fuse(agent, replay)
+    if not fused:
+        convolutions = [module for module in agent.modules.modules() if isinstance(module, ConvReLU)]
+        for channels in {module.out_channels for module in convolutions}:
+            kernels.bias_relu_kernels(channels, torch.bfloat16 if convolve else torch.float32)
+        if applicable:
+            agent.encoding = _stacked(f, replay)  # type: ignore[attr-defined]
+        for module in convolutions:
+            module.bias_relu = kernels.bias_relu
     replay.write = store
     for optimizer, descend in zip(optimizers, descents, strict=True):
         optimizer.descend = descend
-    for module in convolutions:
-        module.bias_relu = kernels.bias_relu
     return fused
+
+
+def _stacked(f: Augmentation, replay: Replay) -> StackedEncoding:
+    """With its kernel compiled."""
+    encoding = StackedEncoding(f)
+    multiplied = encoding.intensity is not None
+    kernels.stacked_kernel(replay.frames, replay.spec.frame_stack, shifted=encoding.shifted, multiplied=multiplied)
+    return encoding
 
 
 def fuse(agent: Agent, replay: Replay) -> bool:

@@ -9,16 +9,16 @@ by the NVRTC inside PyTorch; `reference` is the same in plain PyTorch. `benchmar
 """
 
 from .activation import bias_relu, bias_relu_kernels
-from .adam import adam
+from .adam import Adam
 from .encoder import encode_views, encode_views_two, prepare, supported
 from .gathering import stacked_kernel, stacked_views, transitions, transitions_kernel
 from .runtime import KernelError, available
 from .storing import Store
 
 __all__ = [
+    "Adam",
     "KernelError",
     "Store",
-    "adam",
     "available",
     "bias_relu",
     "bias_relu_kernels",

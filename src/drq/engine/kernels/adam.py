@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from drq.agents.adam import Descend, Moments, Rates
+from drq.agents.adam import Moments, Rates
 
 from . import runtime
 
@@ -32,29 +32,17 @@ class _Parameters(ctypes.Structure):
     _fields_ = (("of", _Parameter * MAX_PARAMETERS), ("count", ctypes.c_int))
 
 
-def adam(device: torch.device) -> Descend:
-    """`drq.agents.adam.descend` for one optimiser."""
-    return _Adam(device)
-
-
-def adam_kernel() -> runtime.Launchable:
-    return _kernel("adam", 8)
-
-
-def gradient_norm_kernel() -> runtime.Launchable:
-    return _kernel("gradient_norm", THREADS * 4)
-
-
 def _kernel(name: str, shared_bytes: int) -> runtime.Launchable:
     defines: dict[str, int | str] = {"MAX_PARAMETERS": MAX_PARAMETERS, "THREADS": THREADS, "ROUNDS": ROUNDS}
     return runtime.kernel(name, ("primitives.cuh", "parameters.cuh", f"{name}.cu"), defines, THREADS, shared_bytes)
 
 
-class _Adam:
-    """The kernels, compiled, and the counter that they find, and leave, at zero."""
+class Adam:
+    """`drq.agents.adam.descend` for one optimiser."""
 
     def __init__(self, device: torch.device) -> None:
-        self._adam, self._gradient_norm = adam_kernel(), gradient_norm_kernel()
+        self._adam, self._gradient_norm = _kernel("adam", 8), _kernel("gradient_norm", THREADS * 4)
+        # The kernels find it, and leave it, at zero.
         self._finished_blocks = torch.zeros(1, dtype=torch.int32, device=device)
 
     def __call__(self, moments: Moments, rates: Rates) -> Tensor | None:
