@@ -213,3 +213,14 @@ def test_other_simulator_versions_are_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(folder_module, "versions", lambda: newer)
     with pytest.raises(UserError, match=r"begun with mujoco .* and 3.12.0 is installed.*pip install mujoco=="):
         run.check(config)
+
+
+def test_a_copy_without_history_is_told_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code is copied to GPU machines without .git, and a run there shall still name its commit."""
+    from drq.training import folder as folder_module
+
+    monkeypatch.setattr(folder_module, "__file__", str(tmp_path / "src" / "drq" / "training" / "folder.py"))
+    monkeypatch.delenv("DRQ_COMMIT", raising=False)
+    assert folder_module.git_commit() is None
+    monkeypatch.setenv("DRQ_COMMIT", "1f6a1d7")
+    assert folder_module.git_commit() == "1f6a1d7"

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from drq.config import DQNConfig, SACConfig, TrainConfig
+from drq.envs.atari_games import GAMES_26
 from drq.errors import UserError
 from drq.experiments.launcher import list_suites
 from drq.experiments.suite_file import read_suite
 from drq.experiments.suites import SUITES, Suite, find_suite, slug
-from drq.presets import action_repeat_for
+from drq.presets import action_repeat_for, preset
 
 # tasks, settings, seeds and budget: what the paper says, or docs/suites.md where it is silent
 PAPER = {
@@ -300,6 +301,17 @@ def test_the_suite_of_the_benchmark_is_sixteen_runs(tmp_path: Path) -> None:
     configs = [suite.config(run, tmp_path) for run in suite.runs()]
     assert [(config.task, config.preset) for config in configs] == [("atari/pong", "atari100k")] * 16
     assert {config.seed for config in configs} == set(range(1, 17))
+
+
+def test_the_suite_of_the_atari_table_is_every_game_twice(tmp_path: Path) -> None:
+    suite = read(tmp_path, (Path(__file__).parents[1] / "benchmarks" / "atari26-eps.toml").read_text())
+    configs = [suite.config(run, tmp_path) for run in suite.runs()]
+    assert sorted(config.task for config in configs[:26]) == [f"atari/{game}" for game in sorted(GAMES_26)]
+    assert [config.seed for config in configs] == [1] * 26 + [2] * 26
+    for config in configs:
+        eps = preset("atari100k-eps", config.task)
+        same = dataclasses.replace(config, seed=eps.seed, dir=None, eval=eps.eval)
+        assert (same, config.eval.episodes, config.eval.video) == (eps, 100, False)
 
 
 def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:

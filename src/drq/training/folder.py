@@ -78,10 +78,13 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """The commit of the checkout this package runs from, `-dirty` if it was changed; None when installed otherwise."""
+    """The commit of the checkout this package runs from, `-dirty` if it was changed.
+
+    Where there is no history, as in a copy on another machine, it is what DRQ_COMMIT says, or None.
+    """
     here = Path(__file__).resolve().parents[3]
     if not (here / ".git").exists():
-        return None
+        return os.environ.get("DRQ_COMMIT") or None
 
     def git(*args: str) -> str:
         done = subprocess.run(["git", "-C", str(here), *args], capture_output=True, text=True, check=True)
