@@ -1,6 +1,6 @@
 """Times the plain reference alone: `python benchmarks/plain_reference.py --batch-size 512 --tf32`.
 
-The implementation is src/drq/experiments/plain_reference.py, where `drq speed` finds it after an installation too.
+The implementation is src/drq/speed/plain_reference.py, where `drq speed` finds it after an installation too.
 For a ratio use `drq speed`, which times drq and the reference in turns.
 """
 
@@ -12,8 +12,8 @@ import numpy as np
 import tyro
 
 from drq.engine.settings import choose_device
-from drq.experiments.plain_reference import HostReplay, PlainDrQ
-from drq.experiments.speed.updates import Effort, plain_updates_of, seconds_for, time_in_turns
+from drq.speed.plain_reference import HostReplay, PlainDrQ
+from drq.speed.updates import Effort, plain_updates_of, seconds_for, time_in_turns
 
 
 @dataclass(frozen=True)

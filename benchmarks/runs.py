@@ -22,8 +22,8 @@ import tyro
 from tyro.conf import Positional
 
 from drq.errors import UserError
-from drq.experiments.speed.results import host_memory
 from drq.presets import default_preset
+from drq.speed.results import host_memory
 from drq.training.folder import RunFolder, git_commit, versions
 
 POLL_SECONDS = 0.5

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from drq.experiments import mps
+from drq.launch import mps
 
 CONTROL = """#!/bin/sh
 calls={calls}

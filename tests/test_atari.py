@@ -76,7 +76,7 @@ def test_names_of_the_benchmark() -> None:
     assert len(known) > 100
     assert len(GAMES_26) == 26
     assert set(GAMES_26) <= set(known)
-    table = resources.files("drq.experiments").joinpath("reference", "paper_atari_table.csv").read_text()
+    table = resources.files("drq.report").joinpath("published", "paper_atari_table.csv").read_text()
     for row in csv.DictReader(table.splitlines()):
         game = game_id(row["game"], known)
         assert SCORES_26[game] == (float(row["random"]), float(row["human"]))

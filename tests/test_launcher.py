@@ -17,14 +17,14 @@ import torch
 from safetensors.torch import load_file
 
 from drq.errors import UserError
-from drq.experiments import mps, pools
-from drq.experiments.launcher import SuiteRunArguments, run_suite
-from drq.experiments.pools import GPU, Job, error_of, plan_slots, share_gpus, start_worker
-from drq.experiments.results import read_results
-from drq.experiments.status import RunStatus, read_status, seconds_left, suite_status
-from drq.experiments.suite_folder import SuiteFolder
-from drq.experiments.suites import Run, Suite, find_suite
-from drq.experiments.worker import STOPPED
+from drq.launch import mps, pools
+from drq.launch.launcher import SuiteRunArguments, run_suite
+from drq.launch.pools import GPU, Job, error_of, plan_slots, share_gpus, start_worker
+from drq.launch.status import RunStatus, read_status, seconds_left, suite_status
+from drq.launch.suite_folder import SuiteFolder
+from drq.launch.worker import STOPPED
+from drq.report.results import read_results
+from drq.suites import Run, Suite, find_suite
 from fake_mps import FakeMPS, pretend_gpu
 
 TINY = """
@@ -115,7 +115,7 @@ def test_ctrl_c_loses_nothing(tmp_path: Path) -> None:
     suite, steps = write_suite(tmp_path, GOOD, steps=400), 400
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     script = (
-        "import sys; from pathlib import Path; from drq.experiments.launcher import SuiteRunArguments, run_suite\n"
+        "import sys; from pathlib import Path; from drq.launch.launcher import SuiteRunArguments, run_suite\n"
         "sys.exit(run_suite(SuiteRunArguments(sys.argv[1], dir=Path(sys.argv[2]), jobs=1)))"
     )
     launcher = subprocess.Popen([sys.executable, "-c", script, suite, str(stopped)], stdout=subprocess.PIPE, text=True)
@@ -334,8 +334,8 @@ import sys
 from pathlib import Path
 import pytest
 from fake_mps import FakeMPS, pretend_gpu
-from drq.experiments import pools
-from drq.experiments.launcher import SuiteRunArguments, run_suite
+from drq.launch import pools
+from drq.launch.launcher import SuiteRunArguments, run_suite
 folder = Path(sys.argv[2])
 pretend_gpu(pytest.MonkeyPatch(), FakeMPS(folder), folder)
 pools.this_machines_gpus = lambda: [pools.GPU("0", 139 * 1024**3)]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from drq.experiments import mps
-from drq.experiments.mps import DaemonFailed, NoMPS, daemon_of_others, mps_if_possible
+from drq.launch import mps
+from drq.launch.mps import DaemonFailed, NoMPS, daemon_of_others, mps_if_possible
 from fake_mps import FakeMPS, pretend_gpu
 
 
@@ -68,7 +68,7 @@ def test_machines_without_it_go_without_a_word(
     pretend_gpu(monkeypatch, None, tmp_path)
     with mps_if_possible() as variables:
         assert variables == {}
-    with pytest.raises(NoMPS, match="nvidia-cuda-mps-control is not on the PATH"), mps.mps():
+    with pytest.raises(NoMPS, match="nvidia-cuda-mps-control is not on the PATH"), mps.start_mps():
         pass
     assert fake.calls == []
     assert capsys.readouterr() == ("", "")
@@ -80,18 +80,18 @@ def test_somebody_elses_daemon_is_used_and_left_alone(
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     monkeypatch.setenv(mps.PIPES, str(theirs))
-    with pytest.raises(NoMPS, match="where no daemon runs: unset it"), mps.mps():
+    with pytest.raises(NoMPS, match="where no daemon runs: unset it"), mps.start_mps():
         pass
     with mps_if_possible() as variables:  # they have said where to look, and that is respected
         assert variables == {}
     assert not daemon_of_others()
     (theirs / "control").touch()
     assert daemon_of_others()
-    with mps.mps() as variables:
+    with mps.start_mps() as variables:
         assert variables == {}
     monkeypatch.delenv(mps.PIPES)
     monkeypatch.setattr(mps, "DEFAULT_PIPES", theirs)  # where every CUDA program looks
-    with mps.mps() as variables:
+    with mps.start_mps() as variables:
         assert variables == {}
     assert fake.calls == []
     assert (theirs / "control").exists()
@@ -138,7 +138,7 @@ def test_a_server_that_is_still_starting_is_waited_for(
     refused = f"import pathlib, sys\nif not pathlib.Path({str(tried)!r}).exists():\n"
     refused += f"    pathlib.Path({str(tried)!r}).touch(); sys.exit('CUDA error 807')\n"
     monkeypatch.setattr(mps, "CLIENT", refused + mps.CLIENT)
-    with mps.mps() as variables:
+    with mps.start_mps() as variables:
         assert variables
 
 
@@ -149,7 +149,7 @@ def test_a_daemon_that_will_not_quit_is_killed(tmp_path: Path, monkeypatch: pyte
         fake = FakeMPS(folder, quit=quit)
         pretend_gpu(monkeypatch, fake, folder)
         monkeypatch.setattr(mps, "QUIT_SECONDS", 0.2)
-        with mps.mps():
+        with mps.start_mps():
             pass
         assert fake.gone()
 
@@ -169,11 +169,11 @@ import sys, time
 from pathlib import Path
 import pytest
 from fake_mps import FakeMPS, pretend_gpu
-from drq.experiments.mps import mps
+from drq.launch.mps import start_mps
 folder = Path(sys.argv[1])
 fake = FakeMPS(folder)
 pretend_gpu(pytest.MonkeyPatch(), fake, folder)
-with mps():
+with start_mps():
     print(fake.folder, flush=True)
     time.sleep(300)
 """
@@ -218,8 +218,8 @@ def test_the_first_client_takes_a_context_by_the_driver(
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     if code:
         monkeypatch.setattr(mps, "CLIENT_ATTEMPTS", 1)
-        with pytest.raises(DaemonFailed, match=f"CUDA error {code}"), mps.mps():
+        with pytest.raises(DaemonFailed, match=f"CUDA error {code}"), mps.start_mps():
             pass
     else:
-        with mps.mps() as variables:
+        with mps.start_mps() as variables:
             assert variables

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from chromium import Browser, find_chromium
-from drq.experiments.report import report
+from drq.report import report
 from report_runs import evaluations, fake_run, write_table
 
 CHROMIUM = find_chromium()

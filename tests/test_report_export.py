@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from drq.experiments import page
-from drq.experiments.report import report
+from drq.report import page, report
 from report_runs import evaluations, fake_run, write_table
 
 

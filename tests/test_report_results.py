@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from drq.errors import UserError
-from drq.experiments.report import report
-from drq.experiments.results import Run, read_results
+from drq.report import report
+from drq.report.results import Run, read_results
 from report_runs import evaluations, fake_run, write_table
 
 

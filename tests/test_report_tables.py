@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drq.experiments import statistics, tables
-from drq.experiments.reference import benchmark_of, benchmarks, canonical_task, task_title
-from drq.experiments.results import Run, read_results
+from drq.report import statistics, tables
+from drq.report.benchmarks import benchmark_of, benchmarks, canonical_task, task_title
+from drq.report.results import Run, read_results
 from report_runs import evaluations, fake_run, write_table
 
 

@@ -23,17 +23,16 @@ from drq.agents import SAC, make_agent
 from drq.config import EngineConfig, EnvConfig, ReplayConfig, SACConfig
 from drq.engine.settings import EngineSettings
 from drq.errors import UserError
-from drq.experiments import mps
-from drq.experiments import speed as speed_package
-from drq.experiments.plain_reference import PAD, Draws, HostReplay, PlainDrQ, shift
-from drq.experiments.speed import SpeedArguments, measure, speed, to_json
-from drq.experiments.speed.plan import Plan, plan_for
-from drq.experiments.speed.processes import measure_processes
-from drq.experiments.speed.results import ProcessesSpeed, SpeedReport
-from drq.experiments.speed.table import table
-from drq.experiments.speed.updates import Effort, Work, random_replay, spec_for, time_in_turns
+from drq.launch import mps
 from drq.presets import preset
 from drq.replay import Replay
+from drq.speed import SpeedArguments, command, measure, speed, to_json
+from drq.speed.plain_reference import PAD, Draws, HostReplay, PlainDrQ, shift
+from drq.speed.plan import Plan, plan_for
+from drq.speed.processes import measure_processes
+from drq.speed.results import ProcessesSpeed, SpeedReport
+from drq.speed.table import table
+from drq.speed.updates import Effort, Work, random_replay, spec_for, time_in_turns
 from fake_mps import FakeMPS, environment_of, pretend_gpu
 
 CPU = torch.device("cpu")
@@ -350,7 +349,7 @@ def test_plans_name_what_they_leave_out() -> None:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
-    monkeypatch.setattr(speed_package, "plan_for", lambda device, quick, full: plan)
+    monkeypatch.setattr(command, "plan_for", lambda device, quick, full: plan)
 
 
 def test_command_writes_json_and_a_failure_is_the_exit_code(
@@ -440,8 +439,8 @@ def test_on_a_gpu_each_set_is_measured_without_and_with_mps(
 ) -> None:
     pretend_gpu(monkeypatch, None, tmp_path)
     sets = Sets()
-    monkeypatch.setattr(speed_package, "measure_processes", sets)
-    monkeypatch.setattr(speed_package, "_machine", lambda device: _CARD)
+    monkeypatch.setattr(command, "measure_processes", sets)
+    monkeypatch.setattr(command, "_machine", lambda device: _CARD)
     atari = tiny("atari100k", "atari/pong")
     plan = dataclasses.replace(plan, processes=((plan.reference, (1, 2, 8)), (atari, (1,))))
     config, gpu = EngineConfig(precision="bf16"), torch.device("cuda")

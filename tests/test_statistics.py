@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu
 
-from drq.experiments import statistics
-from drq.experiments.reference import atari_players, benchmarks
-from drq.experiments.statistics import Published
+from drq.report import statistics
+from drq.report.benchmarks import atari_players, benchmarks
+from drq.report.statistics import Published
 
 
 def by_task(matrix: list[list[float]]) -> list[np.ndarray]:
@@ -134,7 +134,7 @@ def test_difference_from_a_published_score() -> None:
 
 def test_published_atari_aggregates_come_out_of_the_papers_table() -> None:
     table, players = benchmarks()["atari"], atari_players()
-    path = resources.files("drq.experiments").joinpath("reference", "atari100k_peers.csv")
+    path = resources.files("drq.report").joinpath("published", "atari100k_peers.csv")
     peers = {row["system"]: row for row in csv.DictReader(path.read_text().splitlines())}
     for name in ("Eff. DQN+DrQ", "Eff. DQN", "SimPLe", "OTRainbow", "Eff. Rainbow"):
         column = f"{name} (paper)" if name.startswith("Eff. DQN") else name

@@ -14,10 +14,10 @@ import pytest
 from drq.config import DQNConfig, SACConfig, TrainConfig
 from drq.envs.atari_games import GAMES_26
 from drq.errors import UserError
-from drq.experiments.launcher import list_suites
-from drq.experiments.suite_file import read_suite
-from drq.experiments.suites import SUITES, Suite, find_suite, slug
+from drq.launch import list_suites
 from drq.presets import action_repeat_for, preset
+from drq.suites import SUITES, Suite, find_suite, slug
+from drq.suites.file import read_suite
 
 # tasks, settings, seeds and budget: what the paper says, or docs/suites.md where it is silent
 PAPER = {
@@ -83,7 +83,7 @@ def letters(name: str) -> str:
     ],
 )
 def test_benchmarks_have_the_published_tasks(name: str, file: str, column: str) -> None:
-    text = resources.files("drq.experiments").joinpath("reference", file).read_text()
+    text = resources.files("drq.report").joinpath("published", file).read_text()
     published = {letters(row[column]) for row in csv.DictReader(text.splitlines())}
     assert {letters(task.partition("/")[2]) for task in SUITES[name].tasks} == published
 

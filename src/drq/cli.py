@@ -120,14 +120,14 @@ def doctor_command(args: list[str]) -> None:
 
 def demo_command(args: list[str]) -> None:
     """Trains with and without augmentation on a small pixel task."""
-    from drq.experiments.demo import DemoArguments, demo
+    from drq.demo import DemoArguments, demo
 
     demo(tyro.cli(DemoArguments, prog="drq demo", args=args))
 
 
 def speed_command(args: list[str]) -> None:
     """Measures how fast this machine trains."""
-    from drq.experiments.speed import SpeedArguments, speed
+    from drq.speed import SpeedArguments, speed
 
     speed(tyro.cli(SpeedArguments, prog="drq speed", args=args))
 
@@ -146,7 +146,7 @@ class ReportArguments:
 
 def report_command(args: list[str]) -> None:
     """Makes a report."""
-    from drq.experiments.report import report
+    from drq.report import report
 
     options = tyro.cli(ReportArguments, prog="drq report", args=args)
     if not options.runs:
@@ -167,8 +167,7 @@ class SuiteStatusArguments:
 
 def suite_command(args: list[str]) -> None:
     """The paper's experiments."""
-    from drq.experiments.launcher import SuiteRunArguments, list_suites, run_suite
-    from drq.experiments.status import suite_status
+    from drq.launch import SuiteRunArguments, list_suites, run_suite, suite_status
 
     verb, rest = (args[0], args[1:]) if args else ("", [])
     if verb == "list":

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from drq.experiments import statistics
-from drq.experiments.reference import task_title
-from drq.experiments.results import Run
-from drq.experiments.statistics import Array, Estimate
-from drq.experiments.tables import (
+from drq.report import statistics
+from drq.report.benchmarks import task_title
+from drq.report.results import Run
+from drq.report.statistics import Array, Estimate
+from drq.report.tables import (
     METRICS,
     Cell,
     ScoreTable,

@@ -18,10 +18,10 @@ import torch
 
 from drq.config import TrainConfig
 from drq.cores import usable_cores
-from drq.experiments.mps import CLIENTS_PER_GPU, mps_if_possible
-from drq.experiments.suite_folder import SuiteFolder
-from drq.experiments.suites import Run
+from drq.launch.mps import CLIENTS_PER_GPU, mps_if_possible
+from drq.launch.suite_folder import SuiteFolder
 from drq.machine import free_memory
+from drq.suites import Run
 from drq.training.folder import config_to_json
 
 RUNS_PER_GPU = {"control": 2, "atari": 16}
@@ -165,7 +165,7 @@ def start_worker(
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "drq.experiments.worker"],
+            [sys.executable, "-m", "drq.launch.worker"],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from drq.errors import UserError
-from drq.experiments.suites import Run, Suite, slug
+from drq.suites import Run, Suite, slug
 from drq.training.folder import write_atomically
 
 FORMAT = 1

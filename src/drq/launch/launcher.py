@@ -17,13 +17,13 @@ from rich.table import Table
 from tyro.conf import Positional
 
 from drq.errors import UserError
-from drq.experiments.pools import Job, Jobs, LocalPool, Pool, plan_here
-from drq.experiments.probe import seconds_per_agent_step
-from drq.experiments.status import RunStatus, counts, read_status, seconds_left, table, unit, wide_console
-from drq.experiments.suite_folder import SuiteFolder
-from drq.experiments.suites import SUITES, Run, Suite, find_suite, slug
-from drq.experiments.worker import STOPPED
+from drq.launch.pools import Job, Jobs, LocalPool, Pool, plan_here
+from drq.launch.probe import seconds_per_agent_step
+from drq.launch.status import RunStatus, counts, read_status, seconds_left, table, unit, wide_console
+from drq.launch.suite_folder import SuiteFolder
+from drq.launch.worker import STOPPED
 from drq.presets import action_repeat_for
+from drq.suites import SUITES, Run, Suite, find_suite, slug
 from drq.training.folder import write_atomically
 from drq.training.progress import duration
 
@@ -91,7 +91,7 @@ def run_suite(args: SuiteRunArguments) -> int:
         around: AbstractContextManager[None] = nullcontext()
         left = [job for job in jobs if read_status(folder, job.run, running=False).state != "finished"]
         if args.launcher == "ray":
-            from drq.experiments.ray_pool import RayPool
+            from drq.launch.ray_pool import RayPool
 
             pool = RayPool(folder, args.jobs, [job.config for job in left])
         else:

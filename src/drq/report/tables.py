@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from drq.experiments import statistics
-from drq.experiments.labels import NAMED, settings_of
-from drq.experiments.reference import Benchmark, atari_players, read_reference, task_title
-from drq.experiments.results import Run
-from drq.experiments.statistics import Array, Estimate, Published
+from drq.report import statistics
+from drq.report.benchmarks import Benchmark, atari_players, read_published, task_title
+from drq.report.labels import NAMED, settings_of
+from drq.report.results import Run
+from drq.report.statistics import Array, Estimate, Published
 
 METRICS: dict[str, Callable[..., Array]] = {
     "Median": statistics.median,
@@ -256,7 +256,7 @@ def aggregates(table: ScoreTable) -> tuple[list[Aggregate], list[Improvement]]:
 
 def atari_peers() -> list[dict[str, str]]:
     """Published aggregates over all 26 games."""
-    return read_reference("atari100k_peers.csv")
+    return read_published("atari100k_peers.csv")
 
 
 GRIDS = {

@@ -23,8 +23,10 @@ from drq.config import SACConfig, TrainConfig
 from drq.engine.learner import Learner
 from drq.engine.settings import EngineSettings
 from drq.envs.protocol import EnvSpec
-from drq.experiments.plain_reference import HostReplay, PlainDrQ
-from drq.experiments.speed.results import (
+from drq.presets import action_repeat_for
+from drq.replay import ACTION, DISCOUNT, DONE, REWARD, Replay
+from drq.speed.plain_reference import HostReplay, PlainDrQ
+from drq.speed.results import (
     ActingSpeed,
     Comparison,
     Contender,
@@ -32,8 +34,6 @@ from drq.experiments.speed.results import (
     UpdateSpeed,
     host_memory,
 )
-from drq.presets import action_repeat_for
-from drq.replay import ACTION, DISCOUNT, DONE, REWARD, Replay
 
 ACTION_SIZE = 6
 """Of Cheetah Run and Walker Walk; also the number of actions in Pong."""

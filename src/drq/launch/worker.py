@@ -1,4 +1,4 @@
-"""One run of a suite in a process of its own: `python -m drq.experiments.worker`, told what to do on standard input.
+"""One run of a suite in a process of its own: `python -m drq.launch.worker`, told what to do on standard input.
 
 The first line of the input is the job. Its end means that the launcher has ended: the run is then left as by Ctrl-C,
 so that nothing goes on in secret when a launcher is killed.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from drq.config import EnvConfig, ReplayConfig, SACConfig, TrainConfig
-from drq.experiments.speed.updates import Effort, Work
 from drq.presets import preset
+from drq.speed.updates import Effort, Work
 
 CONTROL, ATARI = "dmc/cheetah-run", "atari/pong"
 DMC_TASKS = ("dmc/cheetah-run", "dmc/walker-walk")

@@ -18,9 +18,9 @@ import torch
 
 from drq.config import TrainConfig
 from drq.engine.settings import EngineSettings
-from drq.experiments.mps import mps
-from drq.experiments.speed.results import ProcessesSpeed, host_memory
-from drq.experiments.speed.updates import Effort, Updates, Work, make_learner, seconds_for, updates_of
+from drq.launch import start_mps
+from drq.speed.results import ProcessesSpeed, host_memory
+from drq.speed.updates import Effort, Updates, Work, make_learner, seconds_for, updates_of
 
 ANSWER_TIMEOUT = 300.0
 """Seconds that a process may take to be warm, or to learn for the time it is asked to."""
@@ -38,7 +38,7 @@ def measure_processes(
     compiled: each would compile for itself, and a control run of 100k env steps is too short to be compiled as well.
     """
     with ExitStack() as stack:
-        variables = stack.enter_context(mps()) if under_mps else {}
+        variables = stack.enter_context(start_mps()) if under_mps else {}
         uncompiled = dataclasses.replace(engine, compile=False)
         started = time.perf_counter()
         members = stack.enter_context(_members(max(counts), variables, work.config, uncompiled, effort))

@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else: data as JSON, charts drawn by `page/*.js`.
+"""The report as one HTML file that needs nothing else: data as JSON, charts drawn by `web/*.js`.
 
 Everything that came from a file travels inside the JSON and is put on the page as text, never as markup.
 """
@@ -18,10 +18,10 @@ from urllib.parse import quote
 import numpy as np
 
 from drq.errors import UserError
-from drq.experiments import reference, tables
-from drq.experiments.reference import Benchmark, Curve, sources, task_title
-from drq.experiments.results import Run
-from drq.experiments.statistics import Array, Estimate
+from drq.report import tables
+from drq.report.benchmarks import Benchmark, Curve, benchmarks, sources, task_title
+from drq.report.results import Run
+from drq.report.statistics import Array, Estimate
 
 LARGEST = 6_000_000
 """Bytes a page may have."""
@@ -45,7 +45,7 @@ def write_page(runs: Sequence[Run], warnings: Sequence[str], out: Path) -> None:
 
 
 def _render(data: Json) -> str:
-    files = resources.files("drq.experiments").joinpath("page")
+    files = resources.files("drq.report").joinpath("web")
     parts = {
         "style": files.joinpath("page.css").read_text(encoding="utf-8"),
         "script": "\n".join(
@@ -78,10 +78,10 @@ def _fixed_parts(runs: Sequence[Run], warnings: Sequence[str], out: Path) -> Jso
 
 def _in_order(runs: Sequence[Run], names: list[str]) -> list[Run]:
     tasks = tables.order_tasks(runs)
-    benchmarks = list(reference.benchmarks())
+    order = list(benchmarks())
 
     def rank(run: Run) -> tuple[int, int, int, int]:
-        place = (benchmarks.index(run.benchmark.key), tasks.index(run.task))
+        place = (order.index(run.benchmark.key), tasks.index(run.task))
         return (*place, names.index(run.system), run.seed)
 
     return sorted(runs, key=rank)
@@ -115,7 +115,7 @@ def _panels(runs: Sequence[Run], systems: list[Json], points: int) -> list[Json]
     """A chart for each task: for each system the evaluations of its runs on one grid of steps."""
     names = [system["name"] for system in systems]
     groups: dict[tuple[str, str], dict[str, list[tuple[int, Run]]]] = defaultdict(lambda: defaultdict(list))
-    benchmarks = {run.benchmark.key: run.benchmark for run in runs}
+    found = {run.benchmark.key: run.benchmark for run in runs}
     for index, run in enumerate(_in_order(runs, names)):
         if len(run.steps):
             groups[run.benchmark.key, run.task][run.system].append((index, run))
@@ -124,14 +124,14 @@ def _panels(runs: Sequence[Run], systems: list[Json], points: int) -> list[Json]
         series = [_series(names.index(name), numbered, points) for name, numbered in members.items()]
         panels.append(
             {
-                "id": _panel_id(benchmarks[key], task),
-                "benchmark": benchmarks[key].title,
+                "id": _panel_id(found[key], task),
+                "benchmark": found[key].title,
                 "title": task_title(task),
-                "unit": _unit(benchmarks[key]),
-                "digits": benchmarks[key].digits,
+                "unit": _unit(found[key]),
+                "digits": found[key].digits,
                 "top": 1000 if task.startswith("dmc/") else None,  # no return of the control suite is higher
                 "series": sorted(series, key=lambda one: one["system"]),
-                "published": _published(benchmarks[key], task),
+                "published": _published(found[key], task),
             }
         )
     return panels

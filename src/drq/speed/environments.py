@@ -8,8 +8,8 @@ import time
 
 from drq import envs
 from drq.config import EnvConfig
-from drq.experiments.speed.results import EnvironmentSpeed
 from drq.presets import action_repeat
+from drq.speed.results import EnvironmentSpeed
 from drq.training.seeds import random_action
 
 

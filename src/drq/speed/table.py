@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from drq.experiments.speed.results import SpeedReport, UpdateSpeed
+from drq.speed.results import SpeedReport, UpdateSpeed
 
 
 def table(report: SpeedReport) -> str:

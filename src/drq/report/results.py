@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from drq.experiments.labels import label_runs
-from drq.experiments.reference import ATARI_FRAME_SKIP, Benchmark, benchmark_of, canonical_task
-from drq.experiments.statistics import Array
+from drq.report.benchmarks import ATARI_FRAME_SKIP, Benchmark, benchmark_of, canonical_task
+from drq.report.labels import label_runs
+from drq.report.statistics import Array
 
 FORMAT = 1
 """The version of the run folder that this package writes and reads."""

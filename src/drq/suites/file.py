@@ -1,4 +1,4 @@
-"""A suite of the user's own, described by a small TOML file (docs/suites.md)."""
+"""A suite by its name, or a suite of the user's own, described by a small TOML file (docs/suites.md)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,24 @@ from typing import Any
 from drq import presets
 from drq.envs import FAMILIES, import_modules
 from drq.errors import UserError
-from drq.experiments.suites import Setting, Suite, find_task, slug
+from drq.suites.paper import SUITES
+from drq.suites.suite import Setting, Suite, find_task, slug
 
 KEYS = ("name", "shows", "preset", "tasks", "seeds", "steps", "imports", "common", "settings")
 EXAMPLE_SETTING = "[[settings]] with label = \"K=1 M=1\" and \"agent.k\" = 1"
+
+
+def find_suite(name: str) -> Suite:
+    """The suite of that name, or the one that a TOML file describes."""
+    if name.endswith(".toml"):
+        return read_suite(Path(name))
+    if name not in SUITES:
+        near = get_close_matches(name, SUITES, n=1)
+        meant = f" Did you mean {near[0]!r}?" if near else ""
+        raise UserError(
+            f"There is no suite {name!r}.{meant} Choose from {', '.join(SUITES)}, or name a file: my_suite.toml."
+        )
+    return SUITES[name]
 
 
 def read_suite(path: Path) -> Suite:

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from drq.experiments.suite_folder import SuiteFolder
-from drq.experiments.suites import Run
+from drq.launch.suite_folder import SuiteFolder
+from drq.suites import Run
 from drq.training.progress import duration
 
 State = Literal["finished", "running", "failed", "stopped", "waiting"]

@@ -70,7 +70,7 @@ def mps_if_possible() -> Iterator[dict[str, str]]:
     with ExitStack() as stack:
         variables: dict[str, str] = {}
         try:
-            variables = stack.enter_context(mps())
+            variables = stack.enter_context(start_mps())
         except DaemonFailed as error:
             print(f"Going on without MPS: {error}", file=sys.stderr, flush=True)
         except NoMPS:
@@ -79,7 +79,7 @@ def mps_if_possible() -> Iterator[dict[str, str]]:
 
 
 @contextmanager
-def mps() -> Iterator[dict[str, str]]:
+def start_mps() -> Iterator[dict[str, str]]:
     """Processes that are started with these variables compute under MPS. Raises NoMPS where they cannot.
 
     A daemon that is running already is somebody else's: it is used (no variables are needed then) and left alone.

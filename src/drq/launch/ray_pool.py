@@ -10,9 +10,9 @@ from typing import Any
 
 from drq.config import TrainConfig
 from drq.errors import UserError
-from drq.experiments.pools import CORES_PER_CPU_RUN, Ended, Job, Jobs, error_of, most_per_gpu, start_worker
-from drq.experiments.suite_folder import SuiteFolder
-from drq.experiments.suites import Run
+from drq.launch.pools import CORES_PER_CPU_RUN, Ended, Job, Jobs, error_of, most_per_gpu, start_worker
+from drq.launch.suite_folder import SuiteFolder
+from drq.suites import Run
 
 POLL_SECONDS = 0.5
 

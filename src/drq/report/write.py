@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from drq.errors import UserError
-from drq.experiments.export import WRITERS
-from drq.experiments.page import write_page
-from drq.experiments.results import CSV_COLUMNS, read_results
+from drq.report.export import WRITERS
+from drq.report.page import write_page
+from drq.report.results import CSV_COLUMNS, read_results
 
 Format = Literal["html", "csv", "md", "tex", "png"]
 

@@ -22,16 +22,14 @@ from drq.cores import usable_cores
 from drq.engine.settings import EngineSettings, choose_device
 from drq.envs.rendering import renderer_name
 from drq.errors import UserError
-from drq.experiments.mps import daemon_of_others
-from drq.experiments.speed.environments import measure_environment
-from drq.experiments.speed.plan import Plan, plan_for
-from drq.experiments.speed.processes import measure_processes
-from drq.experiments.speed.results import SpeedReport, UpdateSpeed, host_memory
-from drq.experiments.speed.table import table
-from drq.experiments.speed.updates import Work, compare, measure_acting, measure_updates
+from drq.launch import daemon_of_others
+from drq.speed.environments import measure_environment
+from drq.speed.plan import Plan, plan_for
+from drq.speed.processes import measure_processes
+from drq.speed.results import SpeedReport, UpdateSpeed, host_memory
+from drq.speed.table import table
+from drq.speed.updates import Work, compare, measure_acting, measure_updates
 from drq.training.folder import git_commit, versions
-
-__all__ = ["Section", "SpeedArguments", "SpeedReport", "measure", "speed"]
 
 T = TypeVar("T")
 Section = Literal["reference", "presets", "acting", "environments", "growth", "processes"]

@@ -1,4 +1,4 @@
-"""The published figures shipped with the package (`reference/SOURCES.md`), and the names of tasks in them."""
+"""The published figures shipped with the package (`published/SOURCES.md`), and the names of tasks in them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from drq.experiments.statistics import Array, Published
+from drq.report.statistics import Array, Published
 
 ATARI_FRAME_SKIP = 4
 """Env steps (frames) of one agent step in Atari: "100k" are 100,000 agent steps and 400,000 env steps."""
@@ -62,15 +62,15 @@ class Benchmark:
         return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def read_reference(name: str) -> list[dict[str, str]]:
+def read_published(name: str) -> list[dict[str, str]]:
     """Rows of one shipped file."""
-    text = resources.files("drq.experiments").joinpath("reference", name).read_text(encoding="utf-8")
+    text = resources.files("drq.report").joinpath("published", name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
 
 def sources() -> str:
     """Where the published figures come from, with the licences."""
-    return resources.files("drq.experiments").joinpath("reference", "SOURCES.md").read_text(encoding="utf-8")
+    return resources.files("drq.report").joinpath("published", "SOURCES.md").read_text(encoding="utf-8")
 
 
 @cache
@@ -89,7 +89,7 @@ def benchmarks() -> dict[str, Benchmark]:
 @cache
 def atari_players() -> dict[str, tuple[float, float]]:
     """Random and human score of each of the 26 games, from the paper's table."""
-    rows = read_reference("paper_atari_table.csv")
+    rows = read_published("paper_atari_table.csv")
     return {_game(row["game"]): (float(row["random"]), float(row["human"])) for row in rows}
 
 
@@ -141,7 +141,7 @@ def _game(name: str) -> str:
 
 def _curves(file: str) -> dict[str, Curve]:
     rows = defaultdict(list)
-    for row in read_reference(file):
+    for row in read_published(file):
         point = [float(row[key]) for key in ("env_step", "mean", "std", "seeds")]
         rows[_control_task(row["task"])].append(point)
     return {task: Curve("DrQ (published curves)", *np.array(points).T) for task, points in rows.items()}
@@ -150,7 +150,7 @@ def _curves(file: str) -> dict[str, Curve]:
 def _planet() -> Benchmark:
     curves = _curves("drq_planet_mean.csv")
     table: dict[tuple[str, int], dict[str, Published]] = defaultdict(dict)
-    for row in read_reference("paper_planet_table.csv"):
+    for row in read_published("paper_planet_table.csv"):
         task, budget, system = _control_task(row["task"]), int(row["env_step"]), row["system"]
         seeds = DRQ_TABLE_SEEDS.get(task, 10) if system == "DrQ" else None
         if system == "DrQ":
@@ -165,7 +165,7 @@ def _dreamer() -> Benchmark:
     curves = _curves("drq_dreamer_mean.csv")
     names = {"drqv2": "DrQ-v2", "curl": "CURL", "sac": "SAC", "dreamerv3": "DreamerV3"}
     table: dict[tuple[str, int], dict[str, Published]] = {}
-    for row in read_reference("dreamer15_peers.csv"):
+    for row in read_published("dreamer15_peers.csv"):
         task, budget = _control_task(row["env"]), int(row["env_step"])
         if task in curves:
             peers = {title: Published(float(row[column])) for column, title in names.items()}
@@ -176,7 +176,7 @@ def _dreamer() -> Benchmark:
 
 def _control(exclude: tuple[str, ...]) -> Benchmark:
     table: dict[tuple[str, int], dict[str, Published]] = {}
-    for row in read_reference("drqv2_table.csv"):
+    for row in read_published("drqv2_table.csv"):
         if (task := _control_task(row["task"])) not in exclude:
             score = Published(float(row["mean"]), float(row["std_ddof1"]), int(row["n_seeds"]))
             table[task, int(row["frame"])] = {row["agent"]: score}
@@ -191,7 +191,7 @@ def _atari() -> Benchmark:
     columns = paper | columns | {"human": "Human", "random": "Random"}
     table = {
         (_game(row["game"]), 100_000): {title: Published(float(row[name])) for name, title in columns.items()}
-        for row in read_reference("paper_atari_table.csv")
+        for row in read_published("paper_atari_table.csv")
     }
     tasks = tuple(task for task, _ in table)
     return Benchmark("atari", "Atari 100k", "agent_step", (100_000,), tasks, table, digits=1)

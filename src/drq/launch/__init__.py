@@ -1,0 +1,7 @@
+"""Where a suite runs: processes on this machine or tasks on a cluster, and how far they are."""
+
+from drq.launch.launcher import SuiteRunArguments, list_suites, run_suite
+from drq.launch.mps import daemon_of_others, start_mps
+from drq.launch.status import suite_status
+
+__all__ = ["SuiteRunArguments", "daemon_of_others", "list_suites", "run_suite", "start_mps", "suite_status"]

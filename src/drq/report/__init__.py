@@ -1,0 +1,5 @@
+"""What came out: runs beside each other and beside the published figures."""
+
+from drq.report.write import Format, report
+
+__all__ = ["Format", "report"]

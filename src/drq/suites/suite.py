@@ -1,0 +1,126 @@
+"""A suite: tasks x settings x seeds, declared as data (docs/suites.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from drq import presets
+from drq.augment import parse as parse_augmentation
+from drq.config import TrainConfig
+from drq.envs import check_task, task_names
+from drq.errors import UserError
+from drq.suites.overrides import Overrides, override
+
+
+class Run(NamedTuple):
+    """One run of a suite."""
+
+    task: str
+    label: str
+    seed: int
+    steps: int
+    """Budget: env steps (Atari: agent steps)."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the run is kept inside the suite's folder."""
+        return Path(slug(self.task), slug(self.label), f"seed-{self.seed}")
+
+    def __str__(self) -> str:
+        return f"{self.task}, {self.label}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One line of a figure, or one cell of a grid."""
+
+    label: str
+    """What the report calls it."""
+    overrides: Overrides = field(default_factory=dict)
+    """What it changes in the preset."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tasks x settings x seeds."""
+
+    name: str
+    shows: str
+    preset: str
+    tasks: tuple[str, ...]
+    settings: tuple[Setting, ...]
+    seeds: tuple[int, ...]
+    steps: int
+    """Budget of each run: env steps (Atari: agent steps)."""
+    imports: tuple[str, ...] = ()
+    """Modules that register the tasks."""
+
+    def runs(self) -> list[Run]:
+        """All runs. Seeds vary slowest, so that a suite cut short has every task and setting."""
+        return [
+            Run(task, setting.label, seed, self.steps)
+            for seed, task, setting in product(self.seeds, self.tasks, self.settings)
+        ]
+
+    def config(self, run: Run, folder: Path) -> TrainConfig:
+        """The configuration of a run kept inside `folder`."""
+        overrides = next(setting.overrides for setting in self.settings if setting.label == run.label)
+        config = override(_preset(self.preset, run.task, self.imports), overrides)
+        parse_augmentation(config.agent.augmentation)  # a misspelt one is said before anything runs
+        return dataclasses.replace(
+            config, seed=run.seed, steps=run.steps, dir=str(folder / run.folder), imports=self.imports
+        )
+
+    def narrowed(
+        self, *, tasks: Iterable[str] | None = None, seeds: int | None = None, steps: int | None = None
+    ) -> Suite:
+        """The same suite on other tasks, with seeds 1 to `seeds`, or with another budget."""
+        changes: dict[str, object] = {}
+        if tasks is not None:
+            families = dict.fromkeys(task.partition("/")[0] for task in self.tasks)
+            changes["tasks"] = tuple(dict.fromkeys(find_task(name, families, self.imports) for name in tasks))
+        for name, value in (("--seeds", seeds), ("--steps", steps)):
+            if value is not None and value < 1:
+                raise UserError(f"{name} is {value}: set it to 1 or more.")
+        if seeds is not None:
+            changes["seeds"] = tuple(range(1, seeds + 1))
+        if steps is not None:
+            changes["steps"] = steps
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+@cache
+def _preset(name: str, task: str, imports: tuple[str, ...]) -> TrainConfig:
+    """The preset with the agent that suits the task's actions."""
+    check_task(task, imports)
+    return presets.preset(name, task, presets.agent_config(None, task, name))
+
+
+def slug(text: str) -> str:
+    """A name as a folder: `dmc-walker-walk`, `k2-m2`, `impala-no-augmentation`."""
+    return re.sub(r"((?<!\d)\.|[^\w.])+", "-", text.replace("=", "")).strip("-").lower()
+
+
+def find_task(name: str, families: Iterable[str], imports: tuple[str, ...] = ()) -> str:
+    """The full name of a task. A short one is looked for in the families, however it spells - and _."""
+    if "/" not in name:
+        by_letters = {_letters(task.partition("/")[2]): task for family in families for task in task_names(family)}
+        if _letters(name) in by_letters:
+            return by_letters[_letters(name)]
+        near = [by_letters[match] for match in get_close_matches(_letters(name), by_letters, n=3)]
+        if near:
+            raise UserError(f"There is no task {name!r}: did you mean {' or '.join(near)}? `drq tasks` lists all.")
+    check_task(name, imports)
+    return name
+
+
+def _letters(name: str) -> str:
+    return "".join(character for character in name.lower() if character.isalnum())
