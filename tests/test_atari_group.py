@@ -15,14 +15,14 @@ from drq.errors import UserError
 
 pytest.importorskip("ale_py")
 
-from drq.envs.atari import make_atari
-from drq.envs.atari_group import AtariGroup, HandBeside
+from drq.envs import make
+from drq.envs.atari_group import AtariGroup, ProcessWorker
 
 CONFIG = EnvConfig(frame_stack=4, image_size=42)
 
 
 @pytest.fixture(params=[1, 2], ids=["here", "in processes"], autouse=True)
-def hands(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+def workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """As many cores as a launcher has given the group."""
     monkeypatch.setenv("OMP_NUM_THREADS", str(request.param))
     count: int = request.param
@@ -41,7 +41,7 @@ def actions_of(group: AtariGroup, seed: int, length: int) -> list[int]:
 
 def alone(game: str, seed: int, actions: list[int]) -> tuple[Frame, list[Step]]:
     """The oracle: an environment of its own for one episode."""
-    with closing(make_atari(game, CONFIG)) as env:
+    with closing(make(f"atari/{game}", CONFIG, 4)) as env:
         return env.reset(seed), [env.step(action) for action in actions]
 
 
@@ -55,7 +55,7 @@ def assert_same(steps: list[Step], expected: list[Step]) -> None:
 def test_an_episode_is_the_same_whatever_is_played_beside_and_before_it(game: str) -> None:
     """Beside one that begins anew and one that is left."""
     with new_group(game, 5) as group:
-        assert group.spec == make_atari(game, CONFIG).spec
+        assert group.spec == make(f"atari/{game}", CONFIG, 4).spec
         group.reset({slot: 50 + slot for slot in range(5)})
         for beside in actions_of(group, 0, 60):
             group.step({0: beside, 1: beside, 2: beside, 3: beside})
@@ -137,7 +137,7 @@ def test_a_time_limit_ends_each_episode_at_its_own_time() -> None:
 
 
 def test_pictures_for_videos_are_those_of_the_episode_in_the_slot() -> None:
-    with new_group("breakout", 3) as group, closing(make_atari("breakout", CONFIG)) as single:
+    with new_group("breakout", 3) as group, closing(make("atari/breakout", CONFIG, 4)) as single:
         group.reset({0: 1, 1: 2, 2: 3})
         group.snapshot(2)
         for slot, seed in ((1, 2**32 + 3), (0, 4), (2, 5)):
@@ -166,7 +166,7 @@ def test_a_mistake_in_one_slot_moves_none() -> None:
 @pytest.mark.parametrize(
     ("task", "config", "said"),
     [
-        ("atari/brekout", CONFIG, "did you mean atari/breakout"),
+        ("atari/brekout", CONFIG, "Did you mean 'atari/breakout'"),
         ("atari/pong", EnvConfig(observation="state"), "played from pixels"),
         ("atari/pong", EnvConfig(image_size=0), "--env.image-size is 0"),
     ],
@@ -176,14 +176,14 @@ def test_impossible_groups_are_refused(task: str, config: EnvConfig, said: str) 
         make_group(task, config, 4, 2)
 
 
-def test_processes_end_with_the_group_and_a_dead_one_is_told(hands: int) -> None:
-    if hands == 1:
+def test_processes_end_with_the_group_and_a_dead_one_is_told(workers: int) -> None:
+    if workers == 1:
         pytest.skip("there are none")
     group = make_group("atari/pong", CONFIG, 4, 3)
     assert isinstance(group, AtariGroup)
     group.reset({0: 1, 1: 2})
-    processes = [hand._process for hand in group._hands if isinstance(hand, HandBeside)]
-    assert len(processes) == hands
+    processes = [each._process for each in group._workers if isinstance(each, ProcessWorker)]
+    assert len(processes) == workers
     processes[1].kill()
     processes[1].wait()
     with pytest.raises(RuntimeError, match="A process that emulated Atari games has ended"):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from drq.config import EnvConfig
 from drq.envs import Action, Environment, EnvironmentGroup, EnvSpec, Frame, Step, make, make_group, task_names
-from drq.envs.dmc import make_dmc
+from drq.envs.dmc import make as make_dmc
 from drq.envs.dmc_group import ControlSuiteGroup
 from drq.envs.group import ThreadedGroup
 from drq.envs.rendering import Tiles, choose_backend, grid, missing_libraries

@@ -8,7 +8,7 @@ import pytest
 from drq.config import EnvConfig
 from drq.envs import task_names
 from drq.envs.protocol import Action
-from drq.envs.toy import TASKS, ToyEnvironment, make_toy
+from drq.envs.toy import TASKS, ToyEnvironment, make
 from drq.errors import UserError
 
 STATE = EnvConfig(observation="state")
@@ -48,21 +48,21 @@ def mean_return(env: ToyEnvironment, player: str, episodes: int) -> float:
 def test_the_published_returns_are_the_measured_ones(
     name: str, player: str, episodes: int, tolerance: float
 ) -> None:
-    env = make_toy(name, STATE, 1)
+    env = make(name, STATE, 1)
     published = env.spec.random_return if player == "random" else env.spec.perfect_return
     assert published is not None
     assert abs(mean_return(env, player, episodes) - published) <= tolerance
 
 
 def test_returns_are_published_only_for_the_task_they_were_measured_on() -> None:
-    assert make_toy("reach", STATE, 2).spec.random_return is None
-    assert make_toy("reach", EnvConfig(max_episode_steps=10), 1).spec.perfect_return is None
+    assert make("reach", STATE, 2).spec.random_return is None
+    assert make("reach", EnvConfig(max_episode_steps=10), 1).spec.perfect_return is None
 
 
 @pytest.mark.parametrize("size", [32, 84])
 @pytest.mark.parametrize("name", ["reach", "catch"])
 def test_the_picture_tells_states_apart_and_moves_with_them(name: str, size: int) -> None:
-    env, state = make_toy(name, EnvConfig(image_size=size), 1), make_toy(name, STATE, 1)
+    env, state = make(name, EnvConfig(image_size=size), 1), make(name, STATE, 1)
     pictures = {env.reset(seed).tobytes() for seed in range(30)}
     states = {state.reset(seed).tobytes() for seed in range(30)}
     assert len(pictures) == len(states) > 20
@@ -73,7 +73,7 @@ def test_the_picture_tells_states_apart_and_moves_with_them(name: str, size: int
 
 @pytest.mark.parametrize("name", ["reach", "catch"])
 def test_a_shift_by_four_pixels_pushes_nothing_out_of_a_small_picture(name: str) -> None:
-    env = make_toy(name, EnvConfig(image_size=32), 1)
+    env = make(name, EnvConfig(image_size=32), 1)
     for seed in range(40):
         frames = [env.reset(seed)]
         done = False
@@ -88,7 +88,7 @@ def test_a_shift_by_four_pixels_pushes_nothing_out_of_a_small_picture(name: str)
 
 
 def test_reach_rewards_closeness() -> None:
-    env = make_toy("reach", STATE, 1)
+    env = make("reach", STATE, 1)
     x, y, goal_x, goal_y = env.reset(3)
     step = env.step(np.zeros(2, np.float32))
     assert step.reward == pytest.approx(max(0.0, 1 - np.hypot(goal_x - x, goal_y - y)), abs=1e-6)
@@ -98,7 +98,7 @@ def test_reach_rewards_closeness() -> None:
 
 
 def test_reach_ends_by_time_and_catch_by_landing() -> None:
-    reach, catch = make_toy("reach", STATE, 1), make_toy("catch", STATE, 1)
+    reach, catch = make("reach", STATE, 1), make("catch", STATE, 1)
     reach.reset(0)
     catch.reset(0)
     steps = [reach.step(np.zeros(2, np.float32)) for _ in range(50)]
@@ -111,7 +111,7 @@ def test_reach_ends_by_time_and_catch_by_landing() -> None:
 
 
 def test_action_repeat_sums_rewards_and_stops_at_the_end() -> None:
-    once, often = make_toy("reach", STATE, 1), make_toy("reach", STATE, 8)
+    once, often = make("reach", STATE, 1), make("reach", STATE, 8)
     once.reset(2)
     often.reset(2)
     action = np.array([0.1, -0.2], np.float32)
@@ -128,4 +128,4 @@ def test_every_toy_task_is_listed() -> None:
 
 def test_a_picture_too_small_to_see_anything_is_refused() -> None:
     with pytest.raises(UserError, match=r"--env.image-size 32"):
-        make_toy("reach", EnvConfig(image_size=8), 1)
+        make("reach", EnvConfig(image_size=8), 1)

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from drq.errors import UserError
 from drq.launch import mps, pools
 from drq.launch.launcher import SuiteRunArguments, run_suite
-from drq.launch.pools import GPU, Job, error_of, plan_slots, share_gpus, start_worker
+from drq.launch.pools import FreeGPU, Job, error_of, plan_slots, share_gpus, start_worker
 from drq.launch.status import RunStatus, read_status, seconds_left, suite_status
 from drq.launch.suite_folder import SuiteFolder
 from drq.launch.worker import STOPPED
@@ -238,7 +238,7 @@ def test_a_folder_without_a_suite_has_no_status(tmp_path: Path) -> None:
 
 
 GB = 1024**3
-H200, SMALL, FULL = GPU("0", 139 * GB), GPU("1", 9 * GB), GPU("2", 1 * GB)
+H200, SMALL, FULL = FreeGPU("0", 139 * GB), FreeGPU("1", 9 * GB), FreeGPU("2", 1 * GB)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ H200, SMALL, FULL = GPU("0", 139 * GB), GPU("1", 9 * GB), GPU("2", 1 * GB)
     ],
 )
 def test_runs_at_a_time(
-    jobs: int | str, task: str, gpus: list[GPU], cores: int, memory: int, devices: str, threads: int,
+    jobs: int | str, task: str, gpus: list[FreeGPU], cores: int, memory: int, devices: str, threads: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -338,7 +338,7 @@ from drq.launch import pools
 from drq.launch.launcher import SuiteRunArguments, run_suite
 folder = Path(sys.argv[2])
 pretend_gpu(pytest.MonkeyPatch(), FakeMPS(folder), folder)
-pools.this_machines_gpus = lambda: [pools.GPU("0", 139 * 1024**3)]
+pools.this_machines_gpus = lambda: [pools.FreeGPU("0", 139 * 1024**3)]
 sys.exit(run_suite(SuiteRunArguments(sys.argv[1], dir=folder / "out", jobs=2)))
 """
 

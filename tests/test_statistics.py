@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu
 
+from drq.envs.atari_games import SCORES_26
 from drq.report import statistics
-from drq.report.benchmarks import atari_players, benchmarks
+from drq.report.benchmarks import benchmarks
 from drq.report.statistics import Published
 
 
@@ -133,7 +134,7 @@ def test_difference_from_a_published_score() -> None:
 
 
 def test_published_atari_aggregates_come_out_of_the_papers_table() -> None:
-    table, players = benchmarks()["atari"], atari_players()
+    table, players = benchmarks()["atari"], {f"atari/{game}": scores for game, scores in SCORES_26.items()}
     path = resources.files("drq.report").joinpath("published", "atari100k_peers.csv")
     peers = {row["system"]: row for row in csv.DictReader(path.read_text().splitlines())}
     for name in ("Eff. DQN+DrQ", "Eff. DQN", "SimPLe", "OTRainbow", "Eff. Rainbow"):

@@ -261,7 +261,7 @@ def changed(old: str, new: str) -> str:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (changed("seeds =", "seedz ="), "There is no key 'seedz': did you mean 'seeds'?"),
+        (changed("seeds =", "seedz ="), "There is no key 'seedz'. Did you mean 'seeds'?"),
         (changed('"agent.k"', '"agent.kk"'), "Setting 'K=1 M=1': There is no setting 'agent.kk': did you mean agent.k"),
         (changed('"agent.pad"', '"paad"'), "did you mean agent.pad"),
         (changed('"agent.k" = 1', '"agent.k" = "one"'), "'agent.k' is 'one': give it a whole number"),
@@ -270,7 +270,7 @@ def changed(old: str, new: str) -> str:
         (changed('"agent.k" = 1', '"agent.augmentation" = "shfit"'), "Did you mean 'shift'"),
         (changed('"agent.k" = 1', '"seed" = 1'), "say it with `seeds`"),
         (changed("1e-4\nenv", '"fast"\nenv'), "is 'fast': give it a number."),
-        (changed("walker-walk", "waker-walk"), "did you mean dmc/walker-walk"),
+        (changed("walker-walk", "waker-walk"), "Did you mean 'dmc/walker-walk'"),
         (changed("dmc/cheetah-run", "walker_walk"), "The task 'dmc/walker-walk' is there twice"),
         (changed('"dmc/cheetah-run"', "7"), "`tasks` is ['walker-walk', 7]: give it a list of texts"),
         (changed('tasks = ["walker-walk", "dmc/cheetah-run"]', ""), "`tasks` is missing"),

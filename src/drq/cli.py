@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,7 +12,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional, arg
 
-from drq.errors import UserError
+from drq.errors import UserError, did_you_mean
 
 USAGE = """usage: drq COMMAND ...
 
@@ -98,14 +97,14 @@ class TasksArguments:
 def tasks_command(args: list[str]) -> None:
     """Lists the tasks."""
     from drq.envs import import_modules, task_names
-    from drq.presets import action_repeat
+    from drq.presets import preset
 
     options = tyro.cli(TasksArguments, prog="drq tasks", args=args)
     import_modules(options.imports)
     names = task_names(options.family)
     print(f"{'task':40}  action repeat")
     for task in names:
-        planet, dreamer = action_repeat("planet", task), action_repeat("dreamer", task)
+        planet, dreamer = (preset(name, task).env.action_repeat for name in ("planet", "dreamer"))
         both = str(planet) if planet == dreamer else f"{planet} (planet, ablation, state, cpu), {dreamer} (dreamer)"
         print(f"{task:40}  {both}")
 
@@ -235,8 +234,7 @@ def main(args: list[str] | None = None) -> None:
     name, rest = args[0], args[1:]
     try:
         if name not in COMMANDS:
-            near = get_close_matches(name, COMMANDS, n=1)
-            meant = f" Did you mean {near[0]!r}?" if near else ""
+            meant = did_you_mean(name, COMMANDS)
             raise UserError(f"There is no command {name!r}.{meant} Choose from {', '.join(COMMANDS)}.")
         COMMANDS[name](rest)
     except UserError as error:

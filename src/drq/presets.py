@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 
 from drq import envs
@@ -17,7 +16,8 @@ from drq.config import (
     SACConfig,
     TrainConfig,
 )
-from drq.errors import UserError
+from drq.envs import family_of
+from drq.errors import UserError, did_you_mean
 
 PLANET_ACTION_REPEAT = {
     "dmc/cartpole-swingup": 8,
@@ -32,12 +32,14 @@ PLANET_ACTION_REPEAT = {
 
 def planet(task: str) -> TrainConfig:
     """The paper's main results: batch 512, K = M = 2, the table's action repeats (2 for tasks it does not name)."""
-    return TrainConfig(task=task, preset="planet", agent=SACConfig())
+    repeat = PLANET_ACTION_REPEAT.get(task, family_of(task).action_repeat)
+    return TrainConfig(task=task, preset="planet", agent=SACConfig(), env=EnvConfig(action_repeat=repeat))
 
 
 def dreamer(task: str) -> TrainConfig:
-    """The Dreamer benchmark: as planet, with action repeat 2 for every task."""
-    return dataclasses.replace(planet(task), preset="dreamer")
+    """The Dreamer benchmark: as planet, with action repeat 2 for every task of the control suite."""
+    env = EnvConfig(action_repeat=family_of(task).action_repeat)
+    return dataclasses.replace(planet(task), preset="dreamer", env=env)
 
 
 def ablation(task: str) -> TrainConfig:
@@ -47,22 +49,24 @@ def ablation(task: str) -> TrainConfig:
 
 def state(task: str) -> TrainConfig:
     """The "SAC State" upper bound: as planet, from the simulator's state vector. The paper names no other settings."""
+    base = planet(task)
     return dataclasses.replace(
-        planet(task),
+        base,
         preset="state",
         agent=SACConfig(augmentation="none", k=1, m=1),  # there is no image to augment
-        env=EnvConfig(observation="state", frame_stack=1),
+        env=dataclasses.replace(base.env, observation="state", frame_stack=1),
     )
 
 
 def cpu(task: str) -> TrainConfig:
     """For laptops: the same algorithm on smaller images, batches and networks. Not the paper's numbers."""
-    return TrainConfig(
-        task=task,
+    base = planet(task)
+    return dataclasses.replace(
+        base,
         preset="cpu",
         steps=50_000,
         agent=SACConfig(batch_size=64, hidden_dim=256),
-        env=EnvConfig(image_size=48),  # a third of the pixels
+        env=dataclasses.replace(base.env, image_size=48),  # a third of the pixels
         replay=ReplayConfig(capacity=50_000),
         eval=EvalConfig(episodes=3),  # software rendering makes an evaluation as dear as training
     )
@@ -70,12 +74,13 @@ def cpu(task: str) -> TrainConfig:
 
 def atari100k(task: str) -> TrainConfig:
     """The paper's Atari 100k: 100k agent steps (400k frames), one evaluation of 125k agent steps at the end."""
-    return TrainConfig(
-        task=task,
+    base = planet(task)
+    return dataclasses.replace(
+        base,
         preset="atari100k",
         steps=100_000,
         agent=DQNConfig(),
-        env=EnvConfig(frame_stack=4),
+        env=dataclasses.replace(base.env, frame_stack=4),
         replay=ReplayConfig(capacity=None),  # unbounded
         eval=EvalConfig(every=0, min_agent_steps=125_000),
     )
@@ -102,21 +107,18 @@ PRESETS: dict[str, Callable[[str], TrainConfig]] = {
     "atari100k-eps": atari100k_eps,
 }
 
+
 def preset(name: str, task: str, agent: AgentConfig | None = None) -> TrainConfig:
     """The settings of a preset for a task, with another agent than the preset's if one is given."""
     if name not in PRESETS:
-        near = get_close_matches(name, PRESETS, n=1)
-        meant = f" Did you mean {near[0]!r}?" if near else ""
-        raise UserError(f"There is no preset {name!r}.{meant} Choose from {', '.join(PRESETS)}.")
+        raise UserError(f"There is no preset {name!r}.{did_you_mean(name, PRESETS)} Choose from {', '.join(PRESETS)}.")
     config = PRESETS[name](task)
     return config if agent is None else dataclasses.replace(config, agent=agent)
 
 
 def default_preset(task: str) -> str:
     """The preset of a command that names none."""
-    if task.startswith("atari/"):
-        return "atari100k"
-    return "cpu" if task.startswith("toy/") else "planet"
+    return family_of(task).preset
 
 
 def agent_config(name: str | None, task: str, preset_name: str | None) -> AgentConfig | None:
@@ -136,29 +138,24 @@ def agent_config(name: str | None, task: str, preset_name: str | None) -> AgentC
 
 
 def _action_kind(task: str) -> str:
-    if task.startswith("dmc/"):
-        return "continuous"
-    if task.startswith("atari/"):
-        return "discrete"
+    if kind := family_of(task).action_kind:
+        return kind
     env = envs.make(task, EnvConfig(), 1)
     env.close()
     return env.spec.action_kind
 
 
-def action_repeat(preset_name: str, task: str) -> int:
-    """Env steps per agent step of a task under a preset."""
-    if task.startswith("atari/"):
-        return 4
-    if not task.startswith("dmc/"):
-        return 1  # an environment of one's own is taken as it is
-    if preset_name == "dreamer":
-        return 2
-    return PLANET_ACTION_REPEAT.get(task, 2)
-
-
 def action_repeat_for(config: TrainConfig) -> int:
-    """The action repeat of a run: its own setting, or its preset's."""
-    return config.env.action_repeat or action_repeat(config.preset, config.task)
+    """Env steps per agent step of a run. Where it does not say (an `EnvConfig` of one's own, or a run folder of the
+    time when presets did not write it down) it is its preset's value."""
+    values = PRESETS.get(config.preset, planet)(config.task).env
+    return config.env.action_repeat or values.action_repeat or family_of(config.task).action_repeat
+
+
+def resolved(config: TrainConfig) -> TrainConfig:
+    """The same run with everything said that its preset or its task's family would say for it."""
+    env = dataclasses.replace(config.env, action_repeat=action_repeat_for(config))
+    return dataclasses.replace(config, env=env)
 
 
 def default_dir(config: TrainConfig) -> Path:

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from drq.config import EnvConfig
 from drq.envs.atari_emulator import FRAME_SKIP, SCREEN_WIDTH, Emulator, ale_py
-from drq.envs.atari_games import SCORES_26, game_id
+from drq.envs.atari_games import GAMES_26, SCORES_26
 from drq.envs.episode import limit_agent_steps, limit_env_steps
 from drq.envs.protocol import Action, EnvSpec, Frame, Step
+from drq.envs.tasks import letters
 from drq.errors import UserError
 
 MAX_FRAMES = 108_000
@@ -35,14 +36,27 @@ def games() -> list[str]:
     return sorted(set(ale_py().roms.get_all_rom_ids()) - FOR_SEVERAL_PLAYERS)
 
 
-def make_atari(game: str, config: EnvConfig) -> AtariEnvironment:
-    """The game of that name, in ale-py's spelling or the paper's."""
-    return AtariEnvironment(checked_name(game, config), config)
+def names() -> list[str]:
+    """All games, or those of the benchmark where ale-py is not installed."""
+    try:
+        return games()
+    except UserError:
+        return list(GAMES_26)
 
 
-def checked_name(game: str, config: EnvConfig) -> str:
-    """A game's name in ale-py's spelling, if it can be played with these settings."""
-    name = game_id(game, games())
+def find(name: str) -> str | None:
+    """A game's name in ale-py's spelling: BattleZone, battlezone and battle_zone are the same game."""
+    return {letters(game): game for game in games()}.get(letters(name))
+
+
+def make(name: str, config: EnvConfig, action_repeat: int) -> AtariEnvironment:
+    """The game of that name. Its action repeat is always 4."""
+    check_settings(name, config)
+    return AtariEnvironment(name, config)
+
+
+def check_settings(name: str, config: EnvConfig) -> None:
+    """Refuses settings that no game can be played with."""
     if config.observation != "pixels":
         raise UserError(f"atari/{name} is played from pixels: leave out --env.observation {config.observation}.")
     if config.action_repeat not in (None, FRAME_SKIP):
@@ -51,7 +65,6 @@ def checked_name(game: str, config: EnvConfig) -> str:
         raise UserError(
             f"atari/{name} is drawn {SCREEN_WIDTH} pixels wide: set --env.image-size to {SCREEN_WIDTH} or less."
         )
-    return name
 
 
 def game_spec(name: str, config: EnvConfig, action_size: int) -> EnvSpec:

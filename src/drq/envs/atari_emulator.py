@@ -42,7 +42,7 @@ class Played(NamedTuple):
     lives: int
 
 
-class _Shown:
+class PooledScreen:
     """The maximum of the last two screens of a step, as the emulator's method `read` gives them."""
 
     def __init__(self, read: Callable[[Screen], None], shape: tuple[int, ...]) -> None:
@@ -76,7 +76,7 @@ class Emulator:
         self._actions = [int(action.value) for action in self._ale.getMinimalActionSet()]
         height, width = self._ale.getScreenDims()
         self._average = AreaAverage(height, width, size)
-        self._grey = _Shown(self._ale.getScreenGrayscale, (height, width))
+        self._grey = PooledScreen(self._ale.getScreenGrayscale, (height, width))
         self._shown = [self._grey]
         self._seed = 0
         self._played_actions: list[int] = []
@@ -118,7 +118,7 @@ class Emulator:
         """The whole screen as it is now."""
         if len(self._shown) == 1:
             # They are not kept until they are asked for. This leads back to where the game is.
-            self._shown.append(_Shown(self._ale.getScreenRGB, (*self._ale.getScreenDims(), 3)))
+            self._shown.append(PooledScreen(self._ale.getScreenRGB, (*self._ale.getScreenDims(), 3)))
             actions = self._played_actions
             self.reset(self._seed)
             for action in actions:

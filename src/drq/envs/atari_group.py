@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from drq.child import start_child
 from drq.config import EnvConfig
 from drq.cores import allotted_cores
-from drq.envs.atari import GameEpisode, checked_name, emulators_range, game_spec
+from drq.envs.atari import GameEpisode, check_settings, emulators_range, game_spec
 from drq.envs.atari_emulator import Emulator, Played
 from drq.envs.protocol import Action, EnvSpec, Frame, Step
 
@@ -24,24 +24,25 @@ END_SECONDS = 5.0
 """For a process whose pipe is closed."""
 
 
-def make_atari_group(game: str, config: EnvConfig, count: int) -> AtariGroup:
-    """So many of the game of that name, in ale-py's spelling or the paper's."""
-    return AtariGroup(checked_name(game, config), config, count, min(allotted_cores(), count))
+def make_group(name: str, config: EnvConfig, action_repeat: int, count: int) -> AtariGroup:
+    """So many of the game of that name. Its action repeat is always 4."""
+    check_settings(name, config)
+    return AtariGroup(name, config, count, min(allotted_cores(), count))
 
 
 class AtariGroup:
-    """One game in many slots, dealt out to as many hands as there are cores for them.
+    """One game in many slots, dealt out to as many workers as there are cores for them.
 
     A slot that a step does not name stays as it is.
     """
 
-    def __init__(self, name: str, config: EnvConfig, count: int, hands: int) -> None:
-        self._hands: list[Hand] = (
-            [HandHere(name, config.image_size)]
-            if hands == 1
-            else [HandBeside(name, config.image_size) for _ in range(hands)]
+    def __init__(self, name: str, config: EnvConfig, count: int, workers: int) -> None:
+        self._workers: list[EmulatorWorker] = (
+            [LocalWorker(name, config.image_size)]
+            if workers == 1
+            else [ProcessWorker(name, config.image_size) for _ in range(workers)]
         )
-        self._spec = game_spec(name, config, self._hands[0].action_size)
+        self._spec = game_spec(name, config, self._workers[0].action_size)
         self._episodes = [GameEpisode(self._spec) for _ in range(count)]
 
     @property
@@ -62,29 +63,29 @@ class AtariGroup:
         return {slot: self._episodes[slot].step(*played[slot]) for slot in actions}
 
     def snapshot(self, slot: int) -> NDArray[np.uint8]:
-        hand = self._hands[slot % len(self._hands)]
-        hand.begin("colours", {slot: 0})
-        picture: NDArray[np.uint8] = hand.finish()[slot]
+        worker = self._workers[slot % len(self._workers)]
+        worker.begin("colours", {slot: 0})
+        picture: NDArray[np.uint8] = worker.finish()[slot]
         return picture
 
     def develop(self, snapshots: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
         return list(snapshots)
 
     def close(self) -> None:
-        for hand in self._hands:
-            hand.close()
+        for worker in self._workers:
+            worker.close()
 
     def _ask(self, what: str, of_slots: dict[int, int]) -> dict[int, Played]:
-        """Has all hands do something with their slots at the same time."""
+        """Has all workers do something with their slots at the same time."""
         asked = []
-        for number, hand in enumerate(self._hands):
-            own = {slot: value for slot, value in of_slots.items() if slot % len(self._hands) == number}
+        for number, worker in enumerate(self._workers):
+            own = {slot: value for slot, value in of_slots.items() if slot % len(self._workers) == number}
             if own:
-                hand.begin(what, own)
-                asked.append(hand)
+                worker.begin(what, own)
+                asked.append(worker)
         answers: dict[int, Played] = {}
-        for hand in asked:
-            answers |= hand.finish()
+        for worker in asked:
+            answers |= worker.finish()
         return answers
 
 
@@ -110,7 +111,7 @@ class Slots:
         return emulator.reset(value) if what == "reset" else emulator.step(value)
 
 
-class Hand(Protocol):
+class EmulatorWorker(Protocol):
     """Emulates some slots."""
 
     @property
@@ -125,7 +126,7 @@ class Hand(Protocol):
     def close(self) -> None: ...
 
 
-class HandHere:
+class LocalWorker:
     """Emulates in the calling thread."""
 
     def __init__(self, name: str, size: int) -> None:
@@ -146,7 +147,7 @@ class HandHere:
         pass
 
 
-class HandBeside:
+class ProcessWorker:
     """Emulates in a process of its own: the emulator holds Python's lock, so that threads would take turns."""
 
     def __init__(self, name: str, size: int) -> None:

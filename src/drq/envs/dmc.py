@@ -32,8 +32,39 @@ from drq.errors import UserError
 _ENV_STEPS_WITHOUT_LIMIT = 1000
 _MODEL_SEED = 0
 
+_TASKS = {
+    "acrobot": "swingup swingup_sparse",
+    "ball_in_cup": "catch",
+    "cartpole": "balance balance_sparse swingup swingup_sparse two_poles three_poles",
+    "cheetah": "run",
+    "dog": "stand walk trot run fetch",
+    "finger": "spin turn_easy turn_hard",
+    "fish": "upright swim",
+    "hopper": "stand hop",
+    "humanoid": "stand walk run run_pure_state",
+    "humanoid_CMU": "stand walk run",
+    "lqr": "lqr_2_1 lqr_6_2",
+    "manipulator": "bring_ball bring_peg insert_ball insert_peg",
+    "pendulum": "swingup",
+    "point_mass": "easy hard",
+    "quadruped": "walk run escape fetch",
+    "reacher": "easy hard",
+    "stacker": "stack_2 stack_4",
+    "swimmer": "swimmer6 swimmer15",
+    "walker": "stand walk run",
+}
 
-def make_dmc(name: str, config: EnvConfig, action_repeat: int) -> ControlSuiteEnvironment:
+
+def names() -> list[str]:
+    """All tasks of the suite, `<domain>-<task>`."""
+    return [f"{domain}-{task}" for domain, tasks in _TASKS.items() for task in tasks.split()]
+
+
+def find(name: str) -> str | None:
+    return name if name in names() else None
+
+
+def make(name: str, config: EnvConfig, action_repeat: int) -> ControlSuiteEnvironment:
     """The task `<domain>-<task>`.
 
     Use the environment in one thread only: that of the first `reset`, where its OpenGL context is made.

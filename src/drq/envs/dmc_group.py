@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drq.config import EnvConfig
-from drq.envs.dmc import ControlSuiteEnvironment, make_dmc, to_frame
+from drq.envs.dmc import ControlSuiteEnvironment, make, to_frame
 from drq.envs.episode import VIDEO_SIZE
 from drq.envs.group import EnvironmentGroup, ThreadedGroup
 from drq.envs.protocol import Action, EnvSpec, Frame, Step
@@ -26,16 +26,16 @@ _COMPARED = 2
 """Slots whose first tile is compared with what the environment draws alone: one at the origin, one elsewhere."""
 
 
-def make_dmc_group(name: str, config: EnvConfig, action_repeat: int, count: int) -> EnvironmentGroup:
+def make_group(name: str, config: EnvConfig, action_repeat: int, count: int) -> EnvironmentGroup:
     """So many environments of the task `<domain>-<task>`, drawn together where that is possible."""
-    first = make_dmc(name, config, action_repeat)
+    first = make(name, config, action_repeat)
     if (
         config.observation == "pixels"
         and not first.simulator.has_terrain
         and max(grid(count)) * config.image_size <= _LARGEST_BUFFER
     ):
-        return ControlSuiteGroup([first, *(make_dmc(name, config, action_repeat) for _ in range(count - 1))])
-    return ThreadedGroup(lambda: make_dmc(name, config, action_repeat), count)
+        return ControlSuiteGroup([first, *(make(name, config, action_repeat) for _ in range(count - 1))])
+    return ThreadedGroup(lambda: make(name, config, action_repeat), count)
 
 
 class ControlSuiteGroup:
@@ -69,7 +69,7 @@ class ControlSuiteGroup:
         # One after the other: half of the time and more is the suite's Python, and threads would wait for its lock.
         outcomes = {slot: self._envs[slot].advance(action) for slot, action in actions.items()}
         frames = self._frames(actions)
-        return {slot: outcome.seen(frames[slot]) for slot, outcome in outcomes.items()}
+        return {slot: outcome.with_frame(frames[slot]) for slot, outcome in outcomes.items()}
 
     def snapshot(self, slot: int) -> Any:
         """A mujoco.MjvScene, or the picture itself where every environment draws for itself."""

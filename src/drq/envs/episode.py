@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
     discount: float
     done: bool
 
-    def seen(self, frame: Frame) -> Step:
+    def with_frame(self, frame: Frame) -> Step:
         """The whole of the agent step, with the frame that shows where it led."""
         return Step(frame, self.reward, self.discount, self.done, score=self.reward)
 
@@ -88,7 +88,7 @@ class SteppedEnvironment:
         return frame
 
     def step(self, action: Action) -> Step:
-        return self.advance(action).seen(self._frame())
+        return self.advance(action).with_frame(self._frame())
 
     def begin(self, seed: int) -> None:
         """`reset` for a caller that draws the frame itself."""

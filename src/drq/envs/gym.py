@@ -29,10 +29,32 @@ from drq.envs.episode import (
 )
 from drq.envs.protocol import Action, EnvSpec, Frame
 from drq.envs.rendering import choose_backend
+from drq.envs.tasks import import_modules
 from drq.errors import UserError
 
 
-def make_gym(identity: str, config: EnvConfig, action_repeat: int) -> SteppedEnvironment:
+def find(name: str) -> str | None:
+    """The id, if it is registered. Gymnasium's own notation `module:id` names a module to import first."""
+    module, _, identity = name.rpartition(":")
+    if module:
+        import_modules([module])
+    return name if identity in gymnasium.registry else None
+
+
+def names() -> list[str]:
+    """Registered ids, less older versions of the same task and those that are no tasks for an agent here."""
+    newest: dict[tuple[str | None, str], tuple[int, str]] = {}
+    for identity, spec in gymnasium.registry.items():
+        # phys2d and tabular are made for jax; the others adapt environments of the old gym.
+        if spec.namespace in ("phys2d", "tabular") or identity.startswith(("GymV21", "GymV26")):
+            continue
+        candidate = (spec.version or 0, identity)
+        key = (spec.namespace, spec.name)
+        newest[key] = max(newest.get(key, candidate), candidate)
+    return sorted(identity for _, identity in newest.values())
+
+
+def make(identity: str, config: EnvConfig, action_repeat: int) -> SteppedEnvironment:
     """The environment registered as `identity`."""
     choose_backend()  # Gymnasium's MuJoCo tasks read MUJOCO_GL too
     simulator = _Gymnasium(identity, config)

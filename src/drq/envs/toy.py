@@ -161,13 +161,21 @@ class ToyEnvironment(SteppedEnvironment):
         return self._task.perfect_action()
 
 
-def make_toy(name: str, config: EnvConfig, action_repeat: int) -> ToyEnvironment:
+def names() -> list[str]:
+    return list(TASKS)
+
+
+def find(name: str) -> str | None:
+    return name if name in TASKS else None
+
+
+def make(name: str, config: EnvConfig, action_repeat: int) -> ToyEnvironment:
     """The task `toy/<name>`."""
     if config.image_size < MIN_IMAGE_SIZE:
         raise UserError(f"toy/{name} needs at least {MIN_IMAGE_SIZE} pixels a side: set --env.image-size 32.")
     task: ToyTask = TASKS[name]()
     pixels = config.observation == "pixels"
-    simulator = _Shown(task, config.image_size if pixels else None)
+    simulator = ToySimulator(task, config.image_size if pixels else None)
     limit = limit_env_steps(task.env_step_limit, config.max_episode_steps)
     as_published = action_repeat == 1 and limit == task.env_step_limit
     spec = EnvSpec(
@@ -184,8 +192,8 @@ def make_toy(name: str, config: EnvConfig, action_repeat: int) -> ToyEnvironment
     return ToyEnvironment(spec, simulator, limit, task)
 
 
-class _Shown:
-    """A toy task as a `Simulator`: what the agent is shown of it."""
+class ToySimulator:
+    """A toy task as the agent is shown it."""
 
     def __init__(self, task: ToyTask, image_size: int | None) -> None:
         """Shows the state vector where there is no image size."""

@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from tyro.conf import Positional
 
+from drq.envs import Family, family_of
 from drq.errors import UserError
 from drq.launch.pools import Job, Jobs, LocalPool, Pool, plan_here
 from drq.launch.probe import seconds_per_agent_step
@@ -31,7 +32,6 @@ POLL_SECONDS = 0.2
 REDRAW_SECONDS = 1.0
 PLAIN_SECONDS = 60.0
 """Between two lines about everything, where there is no terminal to draw a table on."""
-ATARI_ENV_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,15 @@ def list_suites() -> int:
     for suite in SUITES.values():
         parts = len(suite.tasks), len(suite.settings), len(suite.seeds)
         runs = suite.runs()
-        env_steps = sum(run.steps * (ATARI_ENV_STEPS if run.task.startswith("atari/") else 1) for run in runs)
+        env_steps = sum(run.steps * _env_steps_counted(family_of(run.task)) for run in runs)
         view.add_row(suite.name, suite.shows, " x ".join(map(str, parts)), f"{len(runs):,}", f"{env_steps / 1e6:,.0f}M")
     wide_console().print(view)
     return 0
+
+
+def _env_steps_counted(family: Family) -> int:
+    """Env steps of one step of the budget."""
+    return family.action_repeat if family.budget_counts == "agent_step" else 1
 
 
 def run_suite(args: SuiteRunArguments) -> int:
@@ -120,7 +125,8 @@ def _print_plan(suite: Suite, folder: SuiteFolder, jobs: Sequence[Job], args: Su
     if expected is None:
         per_agent_step = seconds_per_agent_step(left[0])
         agent_steps = sum(
-            job.steps // (1 if job.task.startswith("atari/") else action_repeat_for(job)) for job in left
+            job.steps // (action_repeat_for(job) if family_of(job.task).budget_counts == "env_step" else 1)
+            for job in left
         )
         print(
             f"{at_a_time} at a time. Expected time: about {duration(agent_steps * per_agent_step / at_a_time)}, from a "

@@ -18,17 +18,13 @@ import torch
 
 from drq.config import TrainConfig
 from drq.cores import usable_cores
+from drq.envs import family_of
 from drq.launch.mps import CLIENTS_PER_GPU, mps_if_possible
 from drq.launch.suite_folder import SuiteFolder
 from drq.machine import free_memory
 from drq.suites import Run
 from drq.training.folder import config_to_json
 
-RUNS_PER_GPU = {"control": 2, "atari": 16}
-"""Runs that a large GPU carries side by side. On an H200 under MPS one control run makes 280 updates/s, as it waits for
-its drawing; two learners do 417 together, four 440; 16 Atari runs train at 5,500 agent steps/s, one alone at 1,470."""
-CORES_PER_GPU_RUN = {"control": 3, "atari": 1}
-"""A control run keeps its loop and evaluation busy, and OpenGL. An Atari run computes or emulates, in turns."""
 CORES_PER_CPU_RUN = 2
 PROCESSES_PER_GPU_RUN = 2
 """Its loop and its evaluation."""
@@ -87,14 +83,16 @@ class Pool(Protocol):
 
 
 @dataclass(frozen=True)
-class GPU:
+class FreeGPU:
+    """A GPU for runs to share."""
+
     name: str
     """As CUDA_VISIBLE_DEVICES calls it."""
     free: int
     """Bytes."""
 
 
-def this_machines_gpus() -> list[GPU]:
+def this_machines_gpus() -> list[FreeGPU]:
     """GPUs that training would use. Another process looks, so that this one takes no memory of theirs."""
     count = torch.cuda.device_count()
     if not count:
@@ -105,20 +103,16 @@ def this_machines_gpus() -> list[GPU]:
         return []  # what is there does not work: training says why, or uses the CPU
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(number) for number in range(count)]
-    return [GPU(name.strip(), free) for name, free in zip(names, json.loads(looked.stdout), strict=False)]
-
-
-def kind_of(tasks: Sequence[str]) -> Literal["control", "atari"]:
-    return "atari" if all(task.startswith("atari/") for task in tasks) else "control"
+    return [FreeGPU(name.strip(), free) for name, free in zip(names, json.loads(looked.stdout), strict=False)]
 
 
 def most_per_gpu(tasks: Sequence[str]) -> int:
     """Runs that a GPU with memory enough carries."""
-    return RUNS_PER_GPU[kind_of(tasks)]
+    return min(family_of(task).runs_per_gpu for task in tasks)
 
 
 def plan_slots(
-    jobs: Jobs, tasks: Sequence[str], *, gpus: Sequence[GPU], cores: int, memory: int | None
+    jobs: Jobs, tasks: Sequence[str], *, gpus: Sequence[FreeGPU], cores: int, memory: int | None
 ) -> list[Mapping[str, str]]:
     """The environment variables of each run at a time.
 
@@ -129,7 +123,8 @@ def plan_slots(
         fits = [min(most_per_gpu(tasks), gpu.free // BYTES_PER_RUN) for gpu in gpus]
         places = [gpu for level in range(max(fits)) for gpu, most in zip(gpus, fits, strict=True) if level < most]
         places = places or [max(gpus, key=lambda gpu: gpu.free)]
-        wanted = min(len(places), cores // CORES_PER_GPU_RUN[kind_of(tasks)]) if jobs == "auto" else jobs
+        cores_each = max(family_of(task).cores_per_gpu_run for task in tasks)
+        wanted = min(len(places), cores // cores_each) if jobs == "auto" else jobs
         wanted = max(wanted, 1)
         chosen = [{"CUDA_VISIBLE_DEVICES": places[number % len(places)].name} for number in range(wanted)]
     else:

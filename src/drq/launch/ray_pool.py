@@ -46,7 +46,7 @@ class RayPool:
             ray.init(log_to_driver=False, configure_logging=False)
         resources = ray.cluster_resources()
         gpus = resources.get("GPU", 0.0) if any(config.device != "cpu" for config in configs) else 0.0
-        per_gpu = most_per_gpu([config.task for config in configs])
+        per_gpu = most_per_gpu([config.task for config in configs]) if configs else 1
         room = int(gpus * per_gpu) if gpus else int(resources.get("CPU", 1.0)) // CORES_PER_CPU_RUN
         self.size = max(room, 1) if jobs == "auto" else jobs
         needs = {"num_gpus": 1 / per_gpu, "num_cpus": 1} if gpus else {"num_cpus": min(CORES_PER_CPU_RUN, room or 1)}

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from drq.envs import family_of
 from drq.launch.suite_folder import SuiteFolder
 from drq.suites import Run
 from drq.training.progress import duration
@@ -54,14 +55,16 @@ class RunStatus:
 
 def unit(tasks: Iterable[str]) -> str:
     """What budgets count."""
-    kinds = {task.startswith("atari/") for task in tasks}
-    return "steps (env, Atari: agent)" if len(kinds) > 1 else "agent steps" if kinds == {True} else "env steps"
+    counted = {family_of(task).budget_counts for task in tasks}
+    if len(counted) > 1:
+        return "steps (env, Atari: agent)"
+    return "agent steps" if counted == {"agent_step"} else "env steps"
 
 
 def read_status(folder: SuiteFolder, run: Run, *, running: bool) -> RunStatus:
     """A run's status from its folder."""
     path = folder.run_path(run)
-    column = "agent_step" if run.task.startswith("atari/") else "env_step"
+    column = family_of(run.task).budget_counts
     train, evaluations = _tail(path / "train.csv"), _tail(path / "eval.csv")
     points = [(row[column], row["seconds"]) for row in train if column in row and "seconds" in row]
     returns = [row["return_mean"] for row in evaluations if "return_mean" in row]

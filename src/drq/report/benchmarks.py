@@ -13,10 +13,8 @@ from typing import Literal
 
 import numpy as np
 
+from drq.envs import FAMILIES, family_of, letters, split_task, task_names
 from drq.report.statistics import Array, Published
-
-ATARI_FRAME_SKIP = 4
-"""Env steps (frames) of one agent step in Atari: "100k" are 100,000 agent steps and 400,000 env steps."""
 
 DRQ_TABLE_SEEDS = {"dmc/cheetah-run": 8, "dmc/reacher-easy": 9, "dmc/walker-walk": 9}
 """Seeds under the DrQ column of the paper's PlaNet table where they are not 10."""
@@ -86,26 +84,19 @@ def benchmarks() -> dict[str, Benchmark]:
     }
 
 
-@cache
-def atari_players() -> dict[str, tuple[float, float]]:
-    """Random and human score of each of the 26 games, from the paper's table."""
-    rows = read_published("paper_atari_table.csv")
-    return {_game(row["game"]): (float(row["random"]), float(row["human"])) for row in rows}
-
-
 def canonical_task(name: str) -> str:
     """The package's name of a task, however a file spells it: `walker_walk`, `Walker Walk` and
     `dmc/walker-walk` are one task, and so are `MsPacman` and `atari/ms_pacman`. Unknown names stay."""
-    prefix, _, rest = name.partition("/") if name.startswith(("dmc/", "atari/")) else ("", "", name)
-    known = _known_tasks().get(_letters(rest))
-    return known if known and known.startswith(prefix) else name.strip()
+    family, short = split_task(name)
+    known = _known_tasks().get(letters(short))
+    return known if known and family in ("", split_task(known)[0]) else name.strip()
 
 
 def task_title(task: str) -> str:
     """`Walker Walk` for `dmc/walker-walk`; tasks of no benchmark keep their name."""
     if task not in _known_tasks().values():
         return task
-    words = re.split("[-_]", task.partition("/")[2])
+    words = re.split("[-_]", split_task(task)[1])
     return " ".join(word if word == "in" else word.capitalize() for word in words)
 
 
@@ -115,35 +106,35 @@ def benchmark_of(task: str, preset: str = "") -> Benchmark:
     known = benchmarks()
     if preset.startswith("dreamer") and task in known["dreamer"].tasks:
         return known["dreamer"]
-    if task.startswith("atari/"):
-        return known["atari"]
-    return next((benchmark for benchmark in known.values() if task in benchmark.tasks), known["other"])
-
-
-def _letters(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    own = known[family_of(task).benchmark]
+    return next((benchmark for benchmark in known.values() if task in benchmark.tasks), own)
 
 
 @cache
 def _known_tasks() -> dict[str, str]:
+    """Tasks of all benchmarks by their letters."""
     tasks = [task for benchmark in benchmarks().values() for task in benchmark.tasks]
-    known = {_letters(task.partition("/")[2]): task for task in tasks}
-    return known | {"cupcatch": "dmc/ball-in-cup-catch"}
+    return {letters(split_task(task)[1]): task for task in tasks} | {"cupcatch": "dmc/ball_in_cup-catch"}
 
 
-def _control_task(name: str) -> str:
-    return "dmc/" + {"cup_catch": "ball_in_cup_catch"}.get(name, name).replace("_", "-")
+@cache
+def _our_names() -> dict[str, str]:
+    """Control tasks and benchmark games by the letters of their names."""
+    games = [f"atari/{game}" for game in FAMILIES["atari"].scores]
+    return {letters(split_task(task)[1]): task for task in (*task_names("dmc"), *games)}
 
 
-def _game(name: str) -> str:
-    return "atari/" + re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=N)(?=D)", "_", name).lower()
+def _our_name(published: str) -> str:
+    """`dmc/finger-turn_easy` for `finger_turn_easy`, `atari/ms_pacman` for `MsPacman`."""
+    name = {"cup_catch": "ball_in_cup_catch"}.get(published, published)
+    return _our_names().get(letters(name), f"dmc/{name.replace('_', '-')}")
 
 
 def _curves(file: str) -> dict[str, Curve]:
     rows = defaultdict(list)
     for row in read_published(file):
         point = [float(row[key]) for key in ("env_step", "mean", "std", "seeds")]
-        rows[_control_task(row["task"])].append(point)
+        rows[_our_name(row["task"])].append(point)
     return {task: Curve("DrQ (published curves)", *np.array(points).T) for task, points in rows.items()}
 
 
@@ -151,7 +142,7 @@ def _planet() -> Benchmark:
     curves = _curves("drq_planet_mean.csv")
     table: dict[tuple[str, int], dict[str, Published]] = defaultdict(dict)
     for row in read_published("paper_planet_table.csv"):
-        task, budget, system = _control_task(row["task"]), int(row["env_step"]), row["system"]
+        task, budget, system = _our_name(row["task"]), int(row["env_step"]), row["system"]
         seeds = DRQ_TABLE_SEEDS.get(task, 10) if system == "DrQ" else None
         if system == "DrQ":
             table[task, budget][curves[task].name] = curves[task].at(budget)
@@ -166,7 +157,7 @@ def _dreamer() -> Benchmark:
     names = {"drqv2": "DrQ-v2", "curl": "CURL", "sac": "SAC", "dreamerv3": "DreamerV3"}
     table: dict[tuple[str, int], dict[str, Published]] = {}
     for row in read_published("dreamer15_peers.csv"):
-        task, budget = _control_task(row["env"]), int(row["env_step"])
+        task, budget = _our_name(row["env"]), int(row["env_step"])
         if task in curves:
             peers = {title: Published(float(row[column])) for column, title in names.items()}
             table[task, budget] = {curves[task].name: curves[task].at(budget), **peers}
@@ -177,7 +168,7 @@ def _dreamer() -> Benchmark:
 def _control(exclude: tuple[str, ...]) -> Benchmark:
     table: dict[tuple[str, int], dict[str, Published]] = {}
     for row in read_published("drqv2_table.csv"):
-        if (task := _control_task(row["task"])) not in exclude:
+        if (task := _our_name(row["task"])) not in exclude:
             score = Published(float(row["mean"]), float(row["std_ddof1"]), int(row["n_seeds"]))
             table[task, int(row["frame"])] = {row["agent"]: score}
     tasks = tuple(dict.fromkeys(task for task, _ in table))
@@ -188,10 +179,12 @@ def _control(exclude: tuple[str, ...]) -> Benchmark:
 def _atari() -> Benchmark:
     columns = {name: name for name in ("OT/Eff. Rainbow+CURL", "Eff. Rainbow", "OTRainbow", "SimPLe")}
     paper = {name: f"{name} (paper)" for name in ("Eff. DQN+DrQ", "Eff. DQN")}
-    columns = paper | columns | {"human": "Human", "random": "Random"}
-    table = {
-        (_game(row["game"]), 100_000): {title: Published(float(row[name])) for name, title in columns.items()}
-        for row in read_published("paper_atari_table.csv")
-    }
+    columns = paper | columns
+    table: dict[tuple[str, int], dict[str, Published]] = {}
+    for row in read_published("paper_atari_table.csv"):
+        task = _our_name(row["game"])
+        players = family_of(task).scores[split_task(task)[1]]
+        systems = {title: Published(float(row[name])) for name, title in columns.items()}
+        table[task, 100_000] = systems | {"Human": Published(players.human), "Random": Published(players.random)}
     tasks = tuple(task for task, _ in table)
     return Benchmark("atari", "Atari 100k", "agent_step", (100_000,), tasks, table, digits=1)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from drq.envs import family_of
 from drq.report import statistics
 from drq.report.benchmarks import task_title
 from drq.report.results import Run
@@ -176,8 +177,8 @@ def write_png(runs: Sequence[Run], out: Path) -> None:
         axis.set_xlabel(benchmark.counts.replace("_", " ") + "s", fontsize=9)
         axis.set_xlim(0, end or 1)
         axis.xaxis.set_major_formatter(lambda step, _: short_count(step))
-        if task.startswith("dmc/"):  # no return of the control suite is higher
-            axis.set_ylim(0, min(1000.0, axis.get_ylim()[1]))
+        if highest := family_of(task).highest_return:
+            axis.set_ylim(0, min(highest, axis.get_ylim()[1]))
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
     for axis in axes[len(panels) :]:

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from drq.envs import family_of
 from drq.errors import UserError
 from drq.report import tables
 from drq.report.benchmarks import Benchmark, Curve, benchmarks, sources, task_title
@@ -129,7 +130,7 @@ def _panels(runs: Sequence[Run], systems: list[Json], points: int) -> list[Json]
                 "title": task_title(task),
                 "unit": _unit(found[key]),
                 "digits": found[key].digits,
-                "top": 1000 if task.startswith("dmc/") else None,  # no return of the control suite is higher
+                "top": family_of(task).highest_return,
                 "series": sorted(series, key=lambda one: one["system"]),
                 "published": _published(found[key], task),
             }

@@ -9,7 +9,6 @@ import csv
 import json
 import math
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from drq.report.benchmarks import ATARI_FRAME_SKIP, Benchmark, benchmark_of, canonical_task
+from drq.envs import FAMILIES, family_of
+from drq.report.benchmarks import Benchmark, benchmark_of, canonical_task
 from drq.report.labels import label_runs
 from drq.report.statistics import Array
 
@@ -251,10 +251,9 @@ def _read_csv(path: Path, warnings: list[str]) -> list[Run]:
         benchmark = benchmark_of(task)
         steps, returns = _in_order(points)
         if benchmark.counts == "agent_step":
-            steps = steps / ATARI_FRAME_SKIP
+            steps = steps / family_of(task).action_repeat
         runs.append(Run(task, benchmark, system, seed, steps, returns, path))
-    quarter = 100_000 / ATARI_FRAME_SKIP
-    if short := {run.task for run in runs if run.benchmark.key == "atari" and run.last_step == quarter}:
+    if short := {run.task for run in runs if run.benchmark.key == "atari" and run.last_step == 25_000}:
         warnings.append(
             f"{path}: {', '.join(sorted(short))} end at env_step 100,000, in Atari 25,000 agent steps; "
             "if they are agent steps, multiply them by 4"
@@ -325,7 +324,8 @@ def _missing_seeds(runs: list[Run]) -> list[str]:
 def _mixed_versions(runs: list[Run]) -> list[str]:
     """The simulators decide what the pixels look like: scores across versions are not quite comparable."""
     warnings = []
-    for package in ("drq", "mujoco", "dm_control", "ale_py"):
+    simulators = [package for family in FAMILIES.values() for package in family.packages]
+    for package in ("drq", *simulators):
         found = {_version(run, package) for run in runs} - {None}
         if len(found) > 1:
             listed = ", ".join(sorted(map(str, found)))
@@ -337,4 +337,4 @@ def _version(run: Run, package: str) -> str | None:
     versions = run.record.get("versions")
     if not isinstance(versions, dict):
         return None
-    return next((str(v) for name, v in versions.items() if re.sub(r"[-.]", "_", name) == package), None)
+    return str(versions[package]) if package in versions else None

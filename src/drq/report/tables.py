@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from drq.envs import family_of, split_task
 from drq.report import statistics
-from drq.report.benchmarks import Benchmark, atari_players, read_published, task_title
+from drq.report.benchmarks import Benchmark, read_published, task_title
 from drq.report.labels import NAMED, settings_of
 from drq.report.results import Run
 from drq.report.statistics import Array, Estimate, Published
@@ -201,7 +202,7 @@ def differences(table: ScoreTable, ours: int) -> tuple[list[list[Estimate | None
         pairs = [(at, mine, theirs) for at, mine, theirs in shared if mine and theirs]
         for at, mine, theirs in pairs:
             by_task[at][other] = _difference([mine], [theirs])
-        if len(pairs) > 1 and all(task.startswith("dmc/") for task in table.tasks):
+        if len(pairs) > 1 and all(family_of(task).highest_return for task in table.tasks):
             overall[other] = _difference([mine for _, mine, _ in pairs], [theirs for _, _, theirs in pairs])
     return by_task, overall
 
@@ -215,7 +216,8 @@ def _difference(ours: Sequence[Cell], theirs: Sequence[Cell]) -> Estimate:
 
 def atari_scores(table: ScoreTable) -> dict[str, dict[str, Array]]:
     """System -> game -> human-normalised scores (a single one where only a mean was published)."""
-    players = atari_players()
+    known = {task: family_of(task).scores.get(split_task(task)[1]) for task in table.tasks}
+    players = {task: player for task, player in known.items() if player}
     scores: dict[str, dict[str, Array]] = {}
     for index, name in enumerate(table.columns):
         cells = {task: cell for task, row in zip(table.tasks, table.cells, strict=True) if (cell := row[index])}

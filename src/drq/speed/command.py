@@ -20,6 +20,7 @@ import torch
 from drq.config import EngineConfig
 from drq.cores import usable_cores
 from drq.engine.settings import EngineSettings, choose_device
+from drq.envs import family_of
 from drq.envs.rendering import renderer_name
 from drq.errors import UserError
 from drq.launch import daemon_of_others
@@ -145,7 +146,7 @@ def measure(
             attempt(f"acting on {count}", report.acting, measure_acting, plan.reference, engine, count, calls)
     if "environments" in wanted:
         for task, config in plan.environments:
-            what = f"{task} {config.render}" if task.startswith("dmc/") else task
+            what = f"{task} {config.render}" if family_of(task).has_render_setting else task
             blocks = ENVIRONMENT_BLOCKS, plan.environment_block_seconds
             attempt(what, report.environments, measure_environment, task, config, *blocks)
     if "growth" in wanted:

@@ -8,14 +8,14 @@ import time
 
 from drq import envs
 from drq.config import EnvConfig
-from drq.presets import action_repeat
+from drq.presets import action_repeat_for, preset
 from drq.speed.results import EnvironmentSpeed
 from drq.training.seeds import random_action
 
 
 def measure_environment(task: str, config: EnvConfig, blocks: int, block_seconds: float) -> EnvironmentSpeed:
     """Random actions in the calling thread, at the paper's action repeat. The figures are medians over blocks."""
-    env = envs.make(task, config, action_repeat("planet", task))
+    env = envs.make(task, config, action_repeat_for(preset("planet", task)))
     try:
         actions = itertools.cycle([random_action(env.spec, 1, number) for number in range(256)])
         seeds = itertools.count(1)
@@ -40,7 +40,7 @@ def measure_environment(task: str, config: EnvConfig, blocks: int, block_seconds
         rate = statistics.median(rates)
         return EnvironmentSpeed(
             task=task,
-            render=config.render if task.startswith("dmc/") else "",
+            render=config.render if envs.family_of(task).has_render_setting else "",
             agent_steps_per_second=rate,
             env_steps_per_second=rate * env.spec.action_repeat,
             frames_per_second=statistics.median(drawn) or None,

@@ -22,7 +22,7 @@ from drq.agents import make_agent
 from drq.config import SACConfig, TrainConfig
 from drq.engine.learner import Learner
 from drq.engine.settings import EngineSettings
-from drq.envs.protocol import EnvSpec
+from drq.envs import EnvSpec, family_of
 from drq.presets import action_repeat_for
 from drq.replay import ACTION, DISCOUNT, DONE, REWARD, Replay
 from drq.speed.plain_reference import HostReplay, PlainDrQ
@@ -63,13 +63,13 @@ class Effort:
 
 def spec_for(config: TrainConfig) -> EnvSpec:
     """The shape of a run's task, without its simulator."""
-    atari = config.task.startswith("atari/")
+    family = family_of(config.task)
     size = config.env.image_size
     return EnvSpec(
         task=config.task,
-        frame_shape=(1 if atari else 3, size, size),
+        frame_shape=(family.channels, size, size),
         frame_stack=config.env.frame_stack,
-        action_kind="discrete" if atari else "continuous",
+        action_kind=family.action_kind or "continuous",
         action_size=ACTION_SIZE,
         action_repeat=action_repeat_for(config),
         max_episode_agent_steps=EPISODE_AGENT_STEPS,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from drq import presets
 from drq.envs import FAMILIES, import_modules
-from drq.errors import UserError
+from drq.errors import UserError, did_you_mean
 from drq.suites.paper import SUITES
 from drq.suites.suite import Setting, Suite, find_task, slug
 
@@ -23,8 +22,7 @@ def find_suite(name: str) -> Suite:
     if name.endswith(".toml"):
         return read_suite(Path(name))
     if name not in SUITES:
-        near = get_close_matches(name, SUITES, n=1)
-        meant = f" Did you mean {near[0]!r}?" if near else ""
+        meant = did_you_mean(name, SUITES)
         raise UserError(
             f"There is no suite {name!r}.{meant} Choose from {', '.join(SUITES)}, or name a file: my_suite.toml."
         )
@@ -50,9 +48,7 @@ def read_suite(path: Path) -> Suite:
 def _suite(table: dict[str, Any], stem: str) -> Suite:
     for key in table:
         if key not in KEYS:
-            near = get_close_matches(key, KEYS, n=1)
-            meant = f"did you mean {near[0]!r}? " if near else ""
-            raise UserError(f"There is no key {key!r}: {meant}A suite has {', '.join(KEYS)}.")
+            raise UserError(f"There is no key {key!r}.{did_you_mean(key, KEYS)} A suite has {', '.join(KEYS)}.")
     imports = tuple(_texts(table, "imports")) if "imports" in table else ()
     import_modules(imports)
     tasks = tuple(find_task(name, FAMILIES, imports) for name in _texts(table, "tasks"))

@@ -6,7 +6,6 @@ import dataclasses
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import NamedTuple
 from drq import presets
 from drq.augment import parse as parse_augmentation
 from drq.config import TrainConfig
-from drq.envs import check_task, task_names
+from drq.envs import check_task, letters, split_task, task_names
 from drq.errors import UserError
 from drq.suites.overrides import Overrides, override
 
@@ -85,7 +84,7 @@ class Suite:
         """The same suite on other tasks, with seeds 1 to `seeds`, or with another budget."""
         changes: dict[str, object] = {}
         if tasks is not None:
-            families = dict.fromkeys(task.partition("/")[0] for task in self.tasks)
+            families = dict.fromkeys(split_task(task)[0] for task in self.tasks)
             changes["tasks"] = tuple(dict.fromkeys(find_task(name, families, self.imports) for name in tasks))
         for name, value in (("--seeds", seeds), ("--steps", steps)):
             if value is not None and value < 1:
@@ -112,15 +111,8 @@ def slug(text: str) -> str:
 def find_task(name: str, families: Iterable[str], imports: tuple[str, ...] = ()) -> str:
     """The full name of a task. A short one is looked for in the families, however it spells - and _."""
     if "/" not in name:
-        by_letters = {_letters(task.partition("/")[2]): task for family in families for task in task_names(family)}
-        if _letters(name) in by_letters:
-            return by_letters[_letters(name)]
-        near = [by_letters[match] for match in get_close_matches(_letters(name), by_letters, n=3)]
-        if near:
-            raise UserError(f"There is no task {name!r}: did you mean {' or '.join(near)}? `drq tasks` lists all.")
+        by_letters = {letters(split_task(task)[1]): task for family in families for task in task_names(family)}
+        if letters(name) in by_letters:
+            return by_letters[letters(name)]
     check_task(name, imports)
     return name
-
-
-def _letters(name: str) -> str:
-    return "".join(character for character in name.lower() if character.isalnum())

@@ -29,11 +29,6 @@ from drq.training.evaluate import Evaluator
 from drq.training.folder import config_to_json
 from drq.training.video import save_video
 
-SIDE_BY_SIDE = 10
-"""Episodes played at once."""
-SIDE_BY_SIDE_ATARI = 16
-"""The same for Atari, whose games are dealt out to all cores. Of more at once, more would be played in vain where games
-are played until there are enough agent steps: of 32 games of Pong a sixth of their steps, of 16 a fourteenth."""
 MOST_THREADS_BESIDE_TRAINING = 8
 """Of PyTorch, for acting on the CPU. More would hardly be faster: on the CPU beside an H200 ten observations take
 13.7 ms with one thread, 4.4 with four and 3.0 with eight."""
@@ -81,7 +76,7 @@ def make_evaluator(config: TrainConfig, agent: Agent, engine: EngineSettings) ->
         agent,
         lambda count: make_group(config, count),
         engine,
-        parallel=SIDE_BY_SIDE_ATARI if _is_atari(config) else SIDE_BY_SIDE,
+        parallel=envs.family_of(config.task).episodes_at_once,
     )
 
 
@@ -91,18 +86,14 @@ def settings_beside_training(config: TrainConfig, device: torch.device) -> tuple
     Beside a run on a GPU it is the CPU that acts, and the process never opens CUDA. A GPU gives its time in slices
     of some 2 ms to one process after the other, and training would lose one to every step of an evaluation. Scores
     may differ from those of acting on the GPU, as float32 rounds otherwise than the arithmetic of training does.
-    Atari stays on the GPU, as it has nothing to draw there and plays at the end of training.
+    Atari stays on the GPU (see the table of families).
     """
-    if device.type == "cpu" or _is_atari(config):
+    if device.type == "cpu" or envs.family_of(config.task).evaluates_on_gpu:
         engine = EngineSettings.resolve(config.engine, device, config.agent)
         return dataclasses.replace(engine, compile=False), 1
     cpu = EngineSettings.resolve(EngineConfig(precision="float32"), torch.device("cpu"), config.agent)
     # Half of what the process may use (OMP_NUM_THREADS, where a launcher divides the cores): training needs the rest.
     return cpu, max(1, min(torch.get_num_threads() // 2, MOST_THREADS_BESIDE_TRAINING))
-
-
-def _is_atari(config: TrainConfig) -> bool:
-    return config.task.startswith("atari/")
 
 
 def open_evaluation_service(config: TrainConfig, engine: EngineSettings) -> EvaluationService:

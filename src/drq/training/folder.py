@@ -21,7 +21,7 @@ from drq.config import (
     SACConfig,
     TrainConfig,
 )
-from drq.envs.protocol import EnvSpec
+from drq.envs import FAMILIES, EnvSpec, family_of
 from drq.errors import UserError
 
 FORMAT = 1
@@ -69,7 +69,8 @@ def config_from_json(plain: dict[str, Any]) -> TrainConfig:
 def versions() -> dict[str, str]:
     """Versions of everything that shapes a result."""
     found = {"python": platform.python_version()}
-    for package in ("drq", "torch", "numpy", "mujoco", "dm_control", "gymnasium", "ale-py"):
+    simulators = [package for family in FAMILIES.values() for package in family.packages]
+    for package in ("drq", "torch", "numpy", "gymnasium", *simulators):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -152,10 +153,9 @@ class RunFolder:
                 f"{self.path} holds a run of {stored['config']['steps']:,} steps, more than the {config.steps:,} "
                 "asked for: choose another --dir."
             )
-        simulators = {"dmc": ("mujoco", "dm_control"), "atari": ("ale-py",)}.get(config.task.partition("/")[0], ())
         if config.env.observation == "pixels":
             here = versions()
-            for package in simulators:
+            for package in family_of(config.task).packages:
                 made_with = stored["versions"].get(package)
                 if made_with != here.get(package):
                     raise UserError(

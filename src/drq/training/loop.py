@@ -349,7 +349,7 @@ class Trainer:
     def _normalised(self, score: float) -> str:
         """The human-normalised score of an Atari game, where human and random scores are known."""
         low, high = self.spec.random_return, self.spec.perfect_return
-        if not self.config.task.startswith("atari/") or low is None or high is None:
+        if not envs.family_of(self.config.task).scores or low is None or high is None:
             return ""
         return f", human-normalised {(score - low) / (high - low):.3f}"
 
