@@ -63,7 +63,7 @@ def fake_run(
     with (path / "eval.csv").open("w", newline="") as file:
         csv.writer(file).writerows([HEADER, *rows])
     if status == "finished":
-        (path / "finished.json").write_text(json.dumps({"seconds": rows[-1][-1] + 5.0}))
+        (path / "finished.json").write_text(json.dumps({"steps": steps, "seconds": rows[-1][-1] + 5.0}))
     if status == "failed":
         (path / "error.txt").write_text("Traceback (most recent call last):\nRuntimeError: out of memory\n")
     for number in range(videos):

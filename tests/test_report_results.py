@@ -9,7 +9,7 @@ import pytest
 
 from drq.errors import UserError
 from drq.report import report
-from drq.report.results import Run, read_results
+from drq.report.results import RunResult, read_results
 from report_runs import evaluations, fake_run, write_table
 
 
@@ -18,7 +18,7 @@ def systems(root: Path) -> list[str]:
     return sorted({run.system for run in runs})
 
 
-def only(root: Path) -> Run:
+def only(root: Path) -> RunResult:
     runs, _ = read_results([root])
     (run,) = runs
     return run

@@ -9,15 +9,15 @@ import pytest
 
 from drq.report import statistics, tables
 from drq.report.benchmarks import benchmark_of, benchmarks, canonical_task, task_title
-from drq.report.results import Run, read_results
+from drq.report.results import RunResult, read_results
 from report_runs import evaluations, fake_run, write_table
 
 
-def runs_of(*paths: Path) -> list[Run]:
+def runs_of(*paths: Path) -> list[RunResult]:
     return read_results(paths)[0]
 
 
-def one_run(tmp_path: Path, steps: list[int], name: str = "x") -> Run:
+def one_run(tmp_path: Path, steps: list[int], name: str = "x") -> RunResult:
     rows = [("dmc/walker-walk", 1, at, at / 1000, name) for at in steps]
     (run,) = runs_of(write_table(tmp_path / f"{name}.csv", rows))
     return run

@@ -262,8 +262,8 @@ def changed(old: str, new: str) -> str:
     ("text", "said"),
     [
         (changed("seeds =", "seedz ="), "There is no key 'seedz'. Did you mean 'seeds'?"),
-        (changed('"agent.k"', '"agent.kk"'), "Setting 'K=1 M=1': There is no setting 'agent.kk': did you mean agent.k"),
-        (changed('"agent.pad"', '"paad"'), "did you mean agent.pad"),
+        (changed('"agent.k"', '"agent.kk"'), "'K=1 M=1': There is no setting 'agent.kk'. Did you mean 'agent.k'"),
+        (changed('"agent.pad"', '"paad"'), "Did you mean 'agent.pad'"),
         (changed('"agent.k" = 1', '"agent.k" = "one"'), "'agent.k' is 'one': give it a whole number"),
         (changed('"agent.k" = 1', '"agent.k" = true'), "'agent.k' is True: give it a whole number"),
         (changed('"agent.k" = 1', '"agent.encoder" = "resnet"'), "give it 'sac-ae' or 'nature'"),

@@ -145,6 +145,9 @@ class DQNConfig:
 
 AgentConfig = SACConfig | DQNConfig
 
+AGENTS: dict[str, type[SACConfig] | type[DQNConfig]] = {"sac": SACConfig, "dqn": DQNConfig}
+"""By the name that `--agent` and config.json give it."""
+
 
 @dataclass(frozen=True)
 class ReplayConfig:

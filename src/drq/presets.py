@@ -8,6 +8,7 @@ from pathlib import Path
 
 from drq import envs
 from drq.config import (
+    AGENTS,
     AgentConfig,
     DQNConfig,
     EnvConfig,
@@ -126,15 +127,14 @@ def agent_config(name: str | None, task: str, preset_name: str | None) -> AgentC
 
     Where none is named and the task's actions do not suit the preset's agent, the one that suits is taken.
     """
-    agents: dict[str, AgentConfig] = {"sac": SACConfig(), "dqn": DQNConfig()}
     if name is None:
         kind = _action_kind(task)
         chosen = preset(preset_name or default_preset(task), task).agent
         suits = isinstance(chosen, SACConfig) == (kind == "continuous")
-        return None if suits else agents["sac" if kind == "continuous" else "dqn"]
-    if name not in agents:
-        raise UserError(f"There is no agent {name!r}. Choose from {', '.join(agents)}.")
-    return agents[name]
+        return None if suits else AGENTS["sac" if kind == "continuous" else "dqn"]()
+    if name not in AGENTS:
+        raise UserError(f"There is no agent {name!r}. Choose from {', '.join(AGENTS)}.")
+    return AGENTS[name]()
 
 
 def _action_kind(task: str) -> str:

@@ -19,7 +19,6 @@ from drq.config import EnvConfig
 from drq.envs.episode import (
     VIDEO_SIZE,
     EnvStep,
-    Simulator,
     SteppedEnvironment,
     limit_agent_steps,
     limit_env_steps,
@@ -43,13 +42,11 @@ class ToyTask(Protocol):
     random_return: float
     """Mean return of uniformly random actions, without action repeat."""
     perfect_return: float
-    """Mean return of `perfect_action`, without action repeat."""
+    """Mean return of the best actions, without action repeat."""
 
     def begin(self, random: np.random.Generator) -> None: ...
 
     def advance(self, action: Action) -> EnvStep: ...
-
-    def perfect_action(self) -> Action: ...
 
     def state(self) -> NDArray[np.float32]: ...
 
@@ -86,10 +83,6 @@ class Reach:
         self._position = np.clip(self._position + move, -1.0, 1.0)
         distance = float(np.linalg.norm(self._goal - self._position))
         return EnvStep(max(0.0, 1.0 - distance), terminated=False, truncated=False)
-
-    def perfect_action(self) -> Action:
-        # Each axis at full speed until it is level with the goal: no other play is nearer at any time.
-        return np.clip((self._goal - self._position) / self._SPEED, -1.0, 1.0).astype(np.float32)
 
     def state(self) -> NDArray[np.float32]:
         return np.concatenate([self._position, self._goal], dtype=np.float32)
@@ -130,9 +123,6 @@ class Catch:
         reward = (1.0 if self._paddle == self._ball else -1.0) if landed else 0.0
         return EnvStep(reward, terminated=landed, truncated=False)
 
-    def perfect_action(self) -> Action:
-        return int(np.sign(self._ball - self._paddle)) + 1
-
     def state(self) -> NDArray[np.float32]:
         return np.array([self._row, self._ball, self._paddle], dtype=np.float32) / np.float32(self.cells - 1)
 
@@ -149,18 +139,6 @@ class Catch:
 TASKS: dict[str, Callable[[], ToyTask]] = {"reach": Reach, "catch": Catch}
 
 
-class ToyEnvironment(SteppedEnvironment):
-    """A toy task, with the perfect player that the demo and the tests compare agents with."""
-
-    def __init__(self, spec: EnvSpec, simulator: Simulator, time_limit: int | None, task: ToyTask) -> None:
-        super().__init__(spec, simulator, time_limit)
-        self._task = task
-
-    def perfect_action(self) -> Action:
-        """The best action in the current state."""
-        return self._task.perfect_action()
-
-
 def names() -> list[str]:
     return list(TASKS)
 
@@ -169,7 +147,7 @@ def find(name: str) -> str | None:
     return name if name in TASKS else None
 
 
-def make(name: str, config: EnvConfig, action_repeat: int) -> ToyEnvironment:
+def make(name: str, config: EnvConfig, action_repeat: int) -> SteppedEnvironment:
     """The task `toy/<name>`."""
     if config.image_size < MIN_IMAGE_SIZE:
         raise UserError(f"toy/{name} needs at least {MIN_IMAGE_SIZE} pixels a side: set --env.image-size 32.")
@@ -189,7 +167,7 @@ def make(name: str, config: EnvConfig, action_repeat: int) -> ToyEnvironment:
         random_return=task.random_return if as_published else None,
         perfect_return=task.perfect_return if as_published else None,
     )
-    return ToyEnvironment(spec, simulator, limit, task)
+    return SteppedEnvironment(spec, simulator, limit)
 
 
 class ToySimulator:

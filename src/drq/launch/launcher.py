@@ -25,7 +25,7 @@ from drq.launch.suite_folder import SuiteFolder
 from drq.launch.worker import STOPPED
 from drq.presets import action_repeat_for
 from drq.suites import SUITES, Run, Suite, find_suite, slug
-from drq.training.folder import write_atomically
+from drq.training.folder import RunFolder, write_atomically
 from drq.training.progress import duration
 
 POLL_SECONDS = 0.2
@@ -231,7 +231,7 @@ class Launch:
             self.pool.kill()
 
     def _error_file(self, run: Run) -> Path:
-        return self.folder.run_path(run) / "error.txt"
+        return RunFolder(self.folder.run_path(run)).error_file
 
     def _refresh_running(self) -> None:
         for run in self.pool.running:

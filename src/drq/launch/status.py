@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from rich.text import Text
 from drq.envs import family_of
 from drq.launch.suite_folder import SuiteFolder
 from drq.suites import Run
+from drq.training.folder import RunFolder
 from drq.training.progress import duration
 
 State = Literal["finished", "running", "failed", "stopped", "waiting"]
@@ -28,8 +27,6 @@ STYLES: dict[State, str] = {
     "stopped": "yellow",
     "waiting": "dim",
 }
-TAIL_BYTES = 16_384
-"""How much of a train.csv is read: the last minutes of a run."""
 
 
 @dataclass(frozen=True)
@@ -63,66 +60,26 @@ def unit(tasks: Iterable[str]) -> str:
 
 def read_status(folder: SuiteFolder, run: Run, *, running: bool) -> RunStatus:
     """A run's status from its folder."""
-    path = folder.run_path(run)
+    on_disk = RunFolder(folder.run_path(run))
     column = family_of(run.task).budget_counts
-    train, evaluations = _tail(path / "train.csv"), _tail(path / "eval.csv")
+    train, evaluations = on_disk.recent_training(), on_disk.evaluations()
     points = [(row[column], row["seconds"]) for row in train if column in row and "seconds" in row]
-    returns = [row["return_mean"] for row in evaluations if "return_mean" in row]
+    returns = [row["return_mean"] for row in evaluations]
     returns = returns or [row["episode_return"] for row in train if "episode_return" in row]
-    newest = max(points + [(row[column], row["seconds"]) for row in evaluations if column in row], default=(0.0, 0.0))
+    newest = max(points + [(row[column], row["seconds"]) for row in evaluations], default=(0.0, 0.0))
     last_return = returns[-1] if returns else None
-    finished = _finished(path / "finished.json")
-    if finished is not None and finished[0] >= run.steps:
-        steps, seconds = finished
-        rate = steps / seconds if seconds > 0 else None
-        return RunStatus(run, "finished", run.steps, rate, last_return, seconds)
-    error = path / "error.txt"
-    state: State = "running" if running else "failed" if error.exists() else "stopped" if path.exists() else "waiting"
-    reason = _last_line(error) if state == "failed" else ""
+    finished = on_disk.finished
+    if finished is not None and finished.steps >= run.steps:
+        rate = finished.steps / finished.seconds if finished.seconds > 0 else None
+        return RunStatus(run, "finished", run.steps, rate, last_return, finished.seconds)
+    error = on_disk.error
+    begun: State = "failed" if error else "stopped" if on_disk.path.exists() else "waiting"
+    state: State = "running" if running else begun
     rate = None  # a single row would count the time to begin
     if len(points) > 1 and points[-1] > points[0] and points[-1][1] > points[0][1]:
         rate = (points[-1][0] - points[0][0]) / (points[-1][1] - points[0][1])
+    reason = error if error and state == "failed" else ""
     return RunStatus(run, state, int(newest[0]), rate, last_return, newest[1] or None, reason)
-
-
-def _tail(path: Path) -> list[dict[str, float]]:
-    """The last rows of a CSV that may be in the middle of being written."""
-    try:
-        with open(path, "rb") as file:
-            header = file.readline()
-            begins = max(len(header), file.seek(0, 2) - TAIL_BYTES)
-            file.seek(begins)
-            rows = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return []
-    columns = next(csv.reader([header.decode(errors="replace")]), [])
-    if begins > len(header):
-        rows = rows[1:]  # the first is cut
-    return [_numbers(dict(zip(columns, row, strict=True))) for row in csv.reader(rows) if len(row) == len(columns)]
-
-
-def _numbers(row: dict[str, str]) -> dict[str, float]:
-    numbers = {}
-    for key, value in row.items():
-        try:
-            numbers[key] = float(value)
-        except ValueError:
-            continue  # no episode has ended yet
-    return numbers
-
-
-def _finished(path: Path) -> tuple[int, float] | None:
-    """Budget and seconds of a finished run."""
-    try:
-        plain = json.loads(path.read_text())
-        return int(plain["steps"]), float(plain["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _last_line(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else "no reason given"
 
 
 def seconds_left(statuses: Sequence[RunStatus], jobs: int) -> tuple[float, int] | None:

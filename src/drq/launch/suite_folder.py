@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from typing import IO, Any
 
 from drq.errors import UserError
 from drq.suites import Run, Suite, slug
-from drq.training.folder import write_atomically
+from drq.training.folder import RunFolder, write_atomically
 
 FORMAT = 1
 
@@ -39,14 +40,7 @@ class Record:
         return Record(suite.name, suite.shows, suite.preset, settings, tuple(suite.runs()))
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "name": self.name,
-            "shows": self.shows,
-            "preset": self.preset,
-            "settings": self.settings,
-            "runs": [run._asdict() for run in self.runs],
-        }
+        return {"format": FORMAT, **dataclasses.asdict(self)}
 
     @staticmethod
     def from_json(plain: dict[str, Any]) -> Record:
@@ -93,7 +87,7 @@ class SuiteFolder:
             )
         for label in held.settings.keys() & asked.settings.keys():
             # Where no run got as far as to begin, the setting was perhaps the mistake, and is mended now.
-            begun = any((self.run_path(run) / "config.json").exists() for run in held.runs if run.label == label)
+            begun = any(RunFolder(self.run_path(run)).config_file.exists() for run in held.runs if run.label == label)
             if begun and held.settings[label] != asked.settings[label]:
                 raise UserError(
                     f"{self.path} holds {held.name!r} with other values for {label!r} ({held.settings[label]} there, "

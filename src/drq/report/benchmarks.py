@@ -88,13 +88,13 @@ def canonical_task(name: str) -> str:
     """The package's name of a task, however a file spells it: `walker_walk`, `Walker Walk` and
     `dmc/walker-walk` are one task, and so are `MsPacman` and `atari/ms_pacman`. Unknown names stay."""
     family, short = split_task(name)
-    known = _known_tasks().get(letters(short))
+    known = _our_names().get(letters(short))
     return known if known and family in ("", split_task(known)[0]) else name.strip()
 
 
 def task_title(task: str) -> str:
     """`Walker Walk` for `dmc/walker-walk`; tasks of no benchmark keep their name."""
-    if task not in _known_tasks().values():
+    if not any(task in benchmark.tasks for benchmark in benchmarks().values()):
         return task
     words = re.split("[-_]", split_task(task)[1])
     return " ".join(word if word == "in" else word.capitalize() for word in words)
@@ -111,30 +111,18 @@ def benchmark_of(task: str, preset: str = "") -> Benchmark:
 
 
 @cache
-def _known_tasks() -> dict[str, str]:
-    """Tasks of all benchmarks by their letters."""
-    tasks = [task for benchmark in benchmarks().values() for task in benchmark.tasks]
-    return {letters(split_task(task)[1]): task for task in tasks} | {"cupcatch": "dmc/ball_in_cup-catch"}
-
-
-@cache
 def _our_names() -> dict[str, str]:
-    """Control tasks and benchmark games by the letters of their names."""
+    """Our names of control tasks and of the benchmark's games, by the letters in all their spellings."""
     games = [f"atari/{game}" for game in FAMILIES["atari"].scores]
-    return {letters(split_task(task)[1]): task for task in (*task_names("dmc"), *games)}
-
-
-def _our_name(published: str) -> str:
-    """`dmc/finger-turn_easy` for `finger_turn_easy`, `atari/ms_pacman` for `MsPacman`."""
-    name = {"cup_catch": "ball_in_cup_catch"}.get(published, published)
-    return _our_names().get(letters(name), f"dmc/{name.replace('_', '-')}")
+    ours = {letters(split_task(task)[1]): task for task in (*task_names("dmc"), *games)}
+    return ours | {"cupcatch": "dmc/ball_in_cup-catch", "reachduplo": "dmc/reach-duplo"}
 
 
 def _curves(file: str) -> dict[str, Curve]:
     rows = defaultdict(list)
     for row in read_published(file):
         point = [float(row[key]) for key in ("env_step", "mean", "std", "seeds")]
-        rows[_our_name(row["task"])].append(point)
+        rows[canonical_task(row["task"])].append(point)
     return {task: Curve("DrQ (published curves)", *np.array(points).T) for task, points in rows.items()}
 
 
@@ -142,7 +130,7 @@ def _planet() -> Benchmark:
     curves = _curves("drq_planet_mean.csv")
     table: dict[tuple[str, int], dict[str, Published]] = defaultdict(dict)
     for row in read_published("paper_planet_table.csv"):
-        task, budget, system = _our_name(row["task"]), int(row["env_step"]), row["system"]
+        task, budget, system = canonical_task(row["task"]), int(row["env_step"]), row["system"]
         seeds = DRQ_TABLE_SEEDS.get(task, 10) if system == "DrQ" else None
         if system == "DrQ":
             table[task, budget][curves[task].name] = curves[task].at(budget)
@@ -157,7 +145,7 @@ def _dreamer() -> Benchmark:
     names = {"drqv2": "DrQ-v2", "curl": "CURL", "sac": "SAC", "dreamerv3": "DreamerV3"}
     table: dict[tuple[str, int], dict[str, Published]] = {}
     for row in read_published("dreamer15_peers.csv"):
-        task, budget = _our_name(row["env"]), int(row["env_step"])
+        task, budget = canonical_task(row["env"]), int(row["env_step"])
         if task in curves:
             peers = {title: Published(float(row[column])) for column, title in names.items()}
             table[task, budget] = {curves[task].name: curves[task].at(budget), **peers}
@@ -168,7 +156,7 @@ def _dreamer() -> Benchmark:
 def _control(exclude: tuple[str, ...]) -> Benchmark:
     table: dict[tuple[str, int], dict[str, Published]] = {}
     for row in read_published("drqv2_table.csv"):
-        if (task := _our_name(row["task"])) not in exclude:
+        if (task := canonical_task(row["task"])) not in exclude:
             score = Published(float(row["mean"]), float(row["std_ddof1"]), int(row["n_seeds"]))
             table[task, int(row["frame"])] = {row["agent"]: score}
     tasks = tuple(dict.fromkeys(task for task, _ in table))
@@ -182,7 +170,7 @@ def _atari() -> Benchmark:
     columns = paper | columns
     table: dict[tuple[str, int], dict[str, Published]] = {}
     for row in read_published("paper_atari_table.csv"):
-        task = _our_name(row["game"])
+        task = canonical_task(row["game"])
         players = family_of(task).scores[split_task(task)[1]]
         systems = {title: Published(float(row[name])) for name, title in columns.items()}
         table[task, 100_000] = systems | {"Human": Published(players.human), "Random": Published(players.random)}

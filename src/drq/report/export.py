@@ -14,7 +14,7 @@ import numpy as np
 from drq.envs import family_of
 from drq.report import statistics
 from drq.report.benchmarks import task_title
-from drq.report.results import Run
+from drq.report.results import RunResult
 from drq.report.statistics import Array, Estimate
 from drq.report.tables import (
     METRICS,
@@ -38,7 +38,7 @@ COLOURS = ("#0072b2", "#d55e00", "#00916b", "#b0508c", "#a67c00", "#3b9bd0", "#8
 MARKERS = "os^Dv*P"
 
 
-def write_csv(runs: Sequence[Run], out: Path) -> None:
+def write_csv(runs: Sequence[RunResult], out: Path) -> None:
     """One row for each task, budget and system; `low` and `high` bound the 95% interval of our means. An
     empty budget means each run's last evaluation."""
     with out.open("w", encoding="utf-8", newline="") as file:
@@ -57,7 +57,7 @@ def _csv_row(table: ScoreTable, task: str, system: str, ours: bool, cell: Cell) 
     return [*place, "runs" if ours else "published", cell.seeds, cell.mean, cell.std, interval.low, interval.high]
 
 
-def write_markdown(runs: Sequence[Run], out: Path) -> None:
+def write_markdown(runs: Sequence[RunResult], out: Path) -> None:
     """A table for each benchmark and budget, and Atari's aggregate scores."""
     parts = []
     for table in score_tables(runs):
@@ -76,7 +76,7 @@ def _markdown_table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join([line(header), "|" + "---|" * len(header), *map(line, rows)])
 
 
-def write_tex(runs: Sequence[Run], out: Path) -> None:
+def write_tex(runs: Sequence[RunResult], out: Path) -> None:
     """A booktabs table for each benchmark and budget, and Atari's aggregate scores."""
     parts = ["% needs \\usepackage{booktabs}"]
     for table in score_tables(runs):
@@ -142,7 +142,7 @@ def _aggregate_texts(table: ScoreTable) -> tuple[list[str], list[list[str]]]:
     return ["System", "Games", *METRICS], body
 
 
-def write_png(runs: Sequence[Run], out: Path) -> None:
+def write_png(runs: Sequence[RunResult], out: Path) -> None:
     """Learning curves, a panel a task: means, one standard deviation either way, published curves dashed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -197,7 +197,7 @@ def _draw(axis: Axes, steps: Array, mean: Array, std: Array, **style: Any) -> Li
     return line
 
 
-WRITERS: dict[str, Callable[[Sequence[Run], Path], None]] = {
+WRITERS: dict[str, Callable[[Sequence[RunResult], Path], None]] = {
     "csv": write_csv,
     "md": write_markdown,
     "tex": write_tex,

@@ -20,8 +20,8 @@ import numpy as np
 from drq.envs import family_of
 from drq.errors import UserError
 from drq.report import tables
-from drq.report.benchmarks import Benchmark, Curve, benchmarks, sources, task_title
-from drq.report.results import Run
+from drq.report.benchmarks import Benchmark, Curve, benchmarks, read_published, sources, task_title
+from drq.report.results import RunResult
 from drq.report.statistics import Array, Estimate
 
 LARGEST = 6_000_000
@@ -34,7 +34,7 @@ SHOWN_AT_FIRST = 8
 Json = dict[str, Any]
 
 
-def write_page(runs: Sequence[Run], warnings: Sequence[str], out: Path) -> None:
+def write_page(runs: Sequence[RunResult], warnings: Sequence[str], out: Path) -> None:
     """Writes the report on these runs to `out`."""
     data = _fixed_parts(runs, warnings, out)
     for points in POINTS:
@@ -59,7 +59,7 @@ def _render(data: Json) -> str:
     return re.sub(r"/\*(style|script|data)\*/", lambda marker: parts[marker[1]], template)
 
 
-def _fixed_parts(runs: Sequence[Run], warnings: Sequence[str], out: Path) -> Json:
+def _fixed_parts(runs: Sequence[RunResult], warnings: Sequence[str], out: Path) -> Json:
     """All but the curves, which are thinned until the page is small enough."""
     names = tables.order_systems(runs)
     ours = {run.system for run in runs if run.ours}
@@ -77,11 +77,11 @@ def _fixed_parts(runs: Sequence[Run], warnings: Sequence[str], out: Path) -> Jso
     }
 
 
-def _in_order(runs: Sequence[Run], names: list[str]) -> list[Run]:
+def _in_order(runs: Sequence[RunResult], names: list[str]) -> list[RunResult]:
     tasks = tables.order_tasks(runs)
     order = list(benchmarks())
 
-    def rank(run: Run) -> tuple[int, int, int, int]:
+    def rank(run: RunResult) -> tuple[int, int, int, int]:
         place = (order.index(run.benchmark.key), tasks.index(run.task))
         return (*place, names.index(run.system), run.seed)
 
@@ -112,10 +112,10 @@ def _unit(benchmark: Benchmark) -> str:
     return benchmark.counts.replace("_", " ") + "s"
 
 
-def _panels(runs: Sequence[Run], systems: list[Json], points: int) -> list[Json]:
+def _panels(runs: Sequence[RunResult], systems: list[Json], points: int) -> list[Json]:
     """A chart for each task: for each system the evaluations of its runs on one grid of steps."""
     names = [system["name"] for system in systems]
-    groups: dict[tuple[str, str], dict[str, list[tuple[int, Run]]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[tuple[str, str], dict[str, list[tuple[int, RunResult]]]] = defaultdict(lambda: defaultdict(list))
     found = {run.benchmark.key: run.benchmark for run in runs}
     for index, run in enumerate(_in_order(runs, names)):
         if len(run.steps):
@@ -138,7 +138,7 @@ def _panels(runs: Sequence[Run], systems: list[Json], points: int) -> list[Json]
     return panels
 
 
-def _series(system: int, numbered: list[tuple[int, Run]], points: int) -> Json:
+def _series(system: int, numbered: list[tuple[int, RunResult]], points: int) -> Json:
     """Runs that were evaluated at the same steps keep their numbers; others are interpolated between
     theirs."""
     grid, curves = tables.common_grid([run for _, run in numbered])
@@ -224,7 +224,7 @@ def _aggregates(table: tables.ScoreTable, names: list[str]) -> Json:
             }
             for one in improvements
         ],
-        "peers": tables.atari_peers(),
+        "peers": read_published("atari100k_peers.csv"),
     }
 
 
@@ -266,7 +266,7 @@ class _Configs:
         return self._places[text]
 
 
-def _run(run: Run, names: list[str], configs: _Configs, out: Path) -> Json:
+def _run(run: RunResult, names: list[str], configs: _Configs, out: Path) -> Json:
     rate = run.last_step / run.seconds if run.seconds else None
     return {
         "panel": _panel_id(run.benchmark, run.task),

@@ -5,10 +5,7 @@ Nothing here stops at a bad file: what cannot be read is named in a warning, and
 
 from __future__ import annotations
 
-import csv
-import json
 import math
-import os
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -18,19 +15,18 @@ from typing import Any, Literal
 import numpy as np
 
 from drq.envs import FAMILIES, family_of
+from drq.errors import UserError
 from drq.report.benchmarks import Benchmark, benchmark_of, canonical_task
 from drq.report.labels import label_runs
 from drq.report.statistics import Array
-
-FORMAT = 1
-"""The version of the run folder that this package writes and reads."""
+from drq.training.folder import RunFolder, csv_rows, run_folders
 
 CSV_COLUMNS = ("task", "seed", "env_step", "return", "system")
 Status = Literal["finished", "unfinished", "failed"]
 
 
 @dataclass(frozen=True)
-class Run:
+class RunResult:
     """One run with its evaluations. `steps` are in its benchmark's unit: env steps, agent steps for Atari."""
 
     task: str
@@ -88,22 +84,21 @@ class Run:
         return step, float(self.returns[index])
 
 
-def read_results(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
+def read_results(paths: Iterable[Path]) -> tuple[list[RunResult], list[str]]:
     """Every run under the given folders and CSV files, each system named, no run twice; and the warnings."""
     warnings: list[str] = []
-    folders: dict[Path, None] = {}
+    folders: dict[Path, RunFolder] = {}
     tables: dict[Path, None] = {}
     for path in paths:
         if path.suffix.lower() == ".csv":
             tables[path] = None
         elif not path.is_dir():
             warnings.append(f"{path}: no such folder; check the name")
-        elif found := _run_folders(path):
-            folders.update(dict.fromkeys(found))
+        elif found := run_folders(path):
+            folders |= {folder.path.resolve(): folder for folder in found}
         else:
             warnings.append(f"{path}: no run in it (no config.json at any depth)")
-    unique = {folder.resolve(): folder for folder in folders}.values()
-    runs = [run for folder in unique if (run := _read_run(folder, warnings))]
+    runs = [run for folder in folders.values() if (run := _read_run(folder, warnings))]
     labels = label_runs([(run.benchmark.key, run.record) for run in runs])
     runs = [replace(run, system=label) for run, label in zip(runs, labels, strict=True)]
     for table in tables:
@@ -113,67 +108,28 @@ def read_results(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
     return runs, warnings
 
 
-def _run_folders(root: Path) -> list[Path]:
-    return [Path(folder) for folder, _, files in sorted(os.walk(root)) if "config.json" in files]
-
-
-def _read_record(path: Path, warnings: list[str]) -> dict[str, Any] | None:
-    """What config.json holds, if it is that of a run this package can read."""
+def _read_run(folder: RunFolder, warnings: list[str]) -> RunResult | None:
     try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if record["format"] != FORMAT:
-            warnings.append(
-                f"{path.parent}: a run of format {record['format']}, and this package reads format {FORMAT}; "
-                "left out, report it with the version of drq that made it"
-            )
-            return None
-        config, agent = record["config"], record["config"]["agent"]
-        kinds = (
-            (config["task"], str),
-            (config.get("preset", ""), str),
-            (config["seed"], int),
-            (agent["type"], str),
-        )
-        if wrong := [value for value, kind in kinds if not isinstance(value, kind)]:
-            raise TypeError(f"{wrong[0]!r} is of another type")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
-        warnings.append(f"{path}: no configuration of a run ({_describe(problem)}); left out")
-        return None
-    return record
-
-
-def _read_run(folder: Path, warnings: list[str]) -> Run | None:
-    record = _read_record(folder / "config.json", warnings)
-    if record is None:
+        record = folder.description
+    except UserError as error:
+        warnings.append(f"{error} It is left out.")
         return None
     task, seed = canonical_task(record["config"]["task"]), record["config"]["seed"]
-    benchmark = benchmark_of(task, record["config"].get("preset", ""))
-    steps, returns, seconds = _read_evaluations(folder / "eval.csv", benchmark.counts, warnings)
-    finished, failed = folder / "finished.json", folder / "error.txt"
-    status: Status = "finished" if finished.exists() else "failed" if failed.exists() else "unfinished"
-    error = _reason(failed) if status == "failed" else ""
-    if status == "finished":
-        seconds = _finished_seconds(finished, warnings) or seconds
-    videos = tuple(sorted((folder / "videos").glob("*.mp4")))
-    return Run(task, benchmark, "", seed, steps, returns, folder, status, error, seconds, record, videos)
+    benchmark = benchmark_of(task, record["config"]["preset"])
+    evaluations = folder.evaluations(warnings)
+    # An evaluation that was written twice counts once, as last written.
+    steps, returns = _in_order({row[benchmark.counts]: row["return_mean"] for row in evaluations})
+    finished, reason = folder.finished, folder.error
+    status: Status = "finished" if finished else "failed" if reason else "unfinished"
+    seconds = finished.seconds if finished else evaluations[-1]["seconds"] if evaluations else None
+    problem = reason if reason and status == "failed" else ""
+    videos = tuple(sorted(folder.videos.glob("*.mp4")))
+    return RunResult(task, benchmark, "", seed, steps, returns, folder.path, status, problem, seconds, record, videos)
 
 
-def _describe(problem: Exception) -> str:
-    return f"{problem} is missing" if isinstance(problem, KeyError) else str(problem).partition("\n")[0]
-
-
-def _reason(path: Path) -> str:
-    """The last line of an error, which names the problem; the first of a traceback says nothing."""
-    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else "no reason given"
-
-
-def _finished_seconds(path: Path, warnings: list[str]) -> float | None:
-    try:
-        return float(json.loads(path.read_text(encoding="utf-8"))["seconds"])
-    except (OSError, ValueError, KeyError, TypeError) as problem:
-        warnings.append(f"{path}: no wall-clock time in it ({_describe(problem)}); the last evaluation's counts")
-        return None
+def _in_order(scores: dict[float, float]) -> tuple[Array, Array]:
+    steps = sorted(scores)
+    return np.array(steps, dtype=np.float64), np.array([scores[at] for at in steps], dtype=np.float64)
 
 
 def _number(text: str | None) -> float:
@@ -183,54 +139,10 @@ def _number(text: str | None) -> float:
     return value
 
 
-Row = dict[str, str | None]
-
-
-def _rows(path: Path, columns: Iterable[str], warnings: list[str]) -> Iterable[tuple[int, Row]]:
-    """Rows with their line numbers; a file that is no such table is named in a warning and has none."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, skipinitialspace=True)
-            if missing := [column for column in columns if column not in (reader.fieldnames or [])]:
-                needed = ",".join(columns)
-                warnings.append(f"{path}: no column {', '.join(missing)} (it needs {needed}); left out")
-                return
-            for row in reader:
-                yield reader.line_num, row
-    except FileNotFoundError:
-        warnings.append(f"{path}: no such file")
-    except (OSError, UnicodeDecodeError, csv.Error) as problem:
-        warnings.append(f"{path}: not readable as CSV ({_describe(problem)}); what came before is used")
-
-
-def _read_evaluations(path: Path, counts: str, warnings: list[str]) -> tuple[Array, Array, float | None]:
-    """Steps and mean returns in order, and the seconds of the last evaluation. An evaluation that was written
-    twice (a resumed run) counts once, as last written."""
-    scores: dict[float, float] = {}
-    seconds: float | None = None
-    if not path.exists():
-        return np.empty(0), np.empty(0), None
-    columns = ("env_step", "agent_step", "return_mean", "seconds")
-    for line, row in _rows(path, columns, warnings):
-        try:
-            numbers = {column: _number(row[column]) for column in columns}
-        except ValueError as problem:
-            warnings.append(f"{path}, line {line}: broken row ({_describe(problem)}); skipped")
-            continue
-        scores[numbers[counts]] = numbers["return_mean"]
-        seconds = numbers["seconds"]
-    return *_in_order(scores), seconds
-
-
-def _in_order(scores: dict[float, float]) -> tuple[Array, Array]:
-    steps = sorted(scores)
-    return np.array(steps, dtype=np.float64), np.array([scores[at] for at in steps], dtype=np.float64)
-
-
-def _read_csv(path: Path, warnings: list[str]) -> list[Run]:
+def _read_csv(path: Path, warnings: list[str]) -> list[RunResult]:
     """Runs out of somebody's table. `env_step` counts env steps everywhere, which in Atari are frames."""
     scores: dict[tuple[str, str, int], dict[float, float]] = defaultdict(dict)
-    for line, row in _rows(path, CSV_COLUMNS, warnings):
+    for line, row in csv_rows(path, CSV_COLUMNS, warnings):
         try:
             task, system = canonical_task((row["task"] or "").strip()), (row["system"] or "").strip()
             if not task or not system:
@@ -238,7 +150,7 @@ def _read_csv(path: Path, warnings: list[str]) -> list[Run]:
             key = (task, system, int(row["seed"] or ""))
             at, score = _number(row["env_step"]), _number(row["return"])
         except ValueError as problem:
-            warnings.append(f"{path}, line {line}: broken row ({_describe(problem)}); skipped")
+            warnings.append(f"{path}, line {line}: broken row ({problem}); skipped")
             continue
         if at in scores[key]:
             warnings.append(
@@ -252,7 +164,7 @@ def _read_csv(path: Path, warnings: list[str]) -> list[Run]:
         steps, returns = _in_order(points)
         if benchmark.counts == "agent_step":
             steps = steps / family_of(task).action_repeat
-        runs.append(Run(task, benchmark, system, seed, steps, returns, path))
+        runs.append(RunResult(task, benchmark, system, seed, steps, returns, path))
     if short := {run.task for run in runs if run.benchmark.key == "atari" and run.last_step == 25_000}:
         warnings.append(
             f"{path}: {', '.join(sorted(short))} end at env_step 100,000, in Atari 25,000 agent steps; "
@@ -261,7 +173,7 @@ def _read_csv(path: Path, warnings: list[str]) -> list[Run]:
     return runs
 
 
-def _join(theirs: list[Run], ours: list[Run], file: str) -> list[Run]:
+def _join(theirs: list[RunResult], ours: list[RunResult], file: str) -> list[RunResult]:
     """Other people's runs, in every benchmark where ours have the task (PlaNet's and Dreamer's settings share
     tasks), under a name that is not already one of ours."""
     taken = {run.system for run in ours}
@@ -274,12 +186,12 @@ def _join(theirs: list[Run], ours: list[Run], file: str) -> list[Run]:
     return joined
 
 
-def _name(run: Run) -> str:
+def _name(run: RunResult) -> str:
     return f"{run.task}, {run.system}, seed {run.seed}"
 
 
-def _without_duplicates(runs: list[Run], warnings: list[str]) -> list[Run]:
-    kept: dict[tuple[str, str, str, int], Run] = {}
+def _without_duplicates(runs: list[RunResult], warnings: list[str]) -> list[RunResult]:
+    kept: dict[tuple[str, str, str, int], RunResult] = {}
     for run in runs:
         key = (run.benchmark.key, run.task, run.system, run.seed)
         other = kept.setdefault(key, run)
@@ -292,7 +204,7 @@ def _without_duplicates(runs: list[Run], warnings: list[str]) -> list[Run]:
     return list(kept.values())
 
 
-def _unfinished(runs: list[Run]) -> list[str]:
+def _unfinished(runs: list[RunResult]) -> list[str]:
     warnings = []
     for run in runs:
         where = f"{run.path} ({_name(run)})"
@@ -306,7 +218,7 @@ def _unfinished(runs: list[Run]) -> list[str]:
     return warnings
 
 
-def _missing_seeds(runs: list[Run]) -> list[str]:
+def _missing_seeds(runs: list[RunResult]) -> list[str]:
     """A system with a seed on one task of a benchmark is expected to have it on every task it was run on."""
     seeds: dict[tuple[str, str], dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
     for run in runs:
@@ -321,7 +233,7 @@ def _missing_seeds(runs: list[Run]) -> list[str]:
     return warnings
 
 
-def _mixed_versions(runs: list[Run]) -> list[str]:
+def _mixed_versions(runs: list[RunResult]) -> list[str]:
     """The simulators decide what the pixels look like: scores across versions are not quite comparable."""
     warnings = []
     simulators = [package for family in FAMILIES.values() for package in family.packages]
@@ -333,7 +245,7 @@ def _mixed_versions(runs: list[Run]) -> list[str]:
     return warnings
 
 
-def _version(run: Run, package: str) -> str | None:
+def _version(run: RunResult, package: str) -> str | None:
     versions = run.record.get("versions")
     if not isinstance(versions, dict):
         return None

@@ -12,9 +12,9 @@ import numpy as np
 
 from drq.envs import family_of, split_task
 from drq.report import statistics
-from drq.report.benchmarks import Benchmark, read_published, task_title
+from drq.report.benchmarks import Benchmark, task_title
 from drq.report.labels import NAMED, settings_of
-from drq.report.results import Run
+from drq.report.results import RunResult
 from drq.report.statistics import Array, Estimate, Published
 
 METRICS: dict[str, Callable[..., Array]] = {
@@ -37,10 +37,6 @@ class Cell:
     runs: Array | None = None
     steps: tuple[float, float] | None = None
     """Where the runs were read, from the earliest to the furthest."""
-
-    @property
-    def published(self) -> Published:
-        return Published(self.mean, self.std, self.seeds)
 
 
 @dataclass(frozen=True)
@@ -109,10 +105,10 @@ def short_count(steps: float) -> str:
     return f"{steps:.0f}"
 
 
-def order_systems(runs: Sequence[Run]) -> list[str]:
+def order_systems(runs: Sequence[RunResult]) -> list[str]:
     """Ours before other people's, DrQ before its ablations, numbers in their order."""
 
-    def rank(run: Run) -> tuple[Any, ...]:
+    def rank(run: RunResult) -> tuple[Any, ...]:
         words = re.split(r"(\d+(?:\.\d+)?(?:e-?\d+)?)", run.system)
         natural = [(0, float(word), "") if index % 2 else (1, 0.0, word) for index, word in enumerate(words)]
         return (not run.ours, "DrQ" not in run.system, natural)
@@ -120,7 +116,7 @@ def order_systems(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(run.system for run in sorted(runs, key=rank)))
 
 
-def order_tasks(runs: Sequence[Run]) -> list[str]:
+def order_tasks(runs: Sequence[RunResult]) -> list[str]:
     """In the order of the published table, then by name."""
     listed = list(dict.fromkeys(task for run in runs for task in run.benchmark.tasks))
     return sorted(
@@ -129,7 +125,7 @@ def order_tasks(runs: Sequence[Run]) -> list[str]:
     )
 
 
-def score_cell(runs: Sequence[Run], budget: int | None) -> Cell | None:
+def score_cell(runs: Sequence[RunResult], budget: int | None) -> Cell | None:
     """Mean and spread over the runs that went as far as the budget."""
     read = [evaluation for run in runs if (evaluation := run.evaluation_at(budget))]
     if not read:
@@ -139,14 +135,14 @@ def score_cell(runs: Sequence[Run], budget: int | None) -> Cell | None:
     return Cell(float(scores.mean()), spread, len(scores), scores, (float(steps.min()), float(steps.max())))
 
 
-def common_grid(runs: Sequence[Run]) -> tuple[Array, list[Array]]:
+def common_grid(runs: Sequence[RunResult]) -> tuple[Array, list[Array]]:
     """All steps at which any of the runs was evaluated, and each run there: its own numbers where it was
     evaluated, interpolated linearly between them, nan before its first and after its last evaluation."""
     grid = np.unique(np.concatenate([run.steps for run in runs]))
     return grid, [np.interp(grid, run.steps, run.returns, left=np.nan, right=np.nan) for run in runs]
 
 
-def mean_curve(runs: Sequence[Run]) -> tuple[Array, Array, Array]:
+def mean_curve(runs: Sequence[RunResult]) -> tuple[Array, Array, Array]:
     """Steps, mean and sample standard deviation (nan for a single run) over the runs that reached each
     step."""
     grid, curves = common_grid(runs)
@@ -158,7 +154,7 @@ def mean_curve(runs: Sequence[Run]) -> tuple[Array, Array, Array]:
     return grid, mean, spread
 
 
-def score_tables(runs: Sequence[Run]) -> list[ScoreTable]:
+def score_tables(runs: Sequence[RunResult]) -> list[ScoreTable]:
     """One table for each benchmark and budget that a run reached; the last evaluations where none did."""
     tables = []
     for benchmark in {run.benchmark.key: run.benchmark for run in runs}.values():
@@ -169,7 +165,7 @@ def score_tables(runs: Sequence[Run]) -> list[ScoreTable]:
     return [table for table in tables if table.tasks]
 
 
-def _score_table(benchmark: Benchmark, budget: int | None, runs: Sequence[Run]) -> ScoreTable:
+def _score_table(benchmark: Benchmark, budget: int | None, runs: Sequence[RunResult]) -> ScoreTable:
     by_place = defaultdict(list)
     for run in runs:
         by_place[run.task, run.system].append(run)
@@ -211,7 +207,7 @@ def _difference(ours: Sequence[Cell], theirs: Sequence[Cell]) -> Estimate:
     mine = [cell.runs for cell in ours if cell.runs is not None]
     if all(cell.runs is not None for cell in theirs):
         return statistics.difference(mine, [cell.runs for cell in theirs if cell.runs is not None])
-    return statistics.difference_from_published(mine, [cell.published for cell in theirs])
+    return statistics.difference_from_published(mine, [Published(cell.mean, cell.std, cell.seeds) for cell in theirs])
 
 
 def atari_scores(table: ScoreTable) -> dict[str, dict[str, Array]]:
@@ -256,11 +252,6 @@ def aggregates(table: ScoreTable) -> tuple[list[Aggregate], list[Improvement]]:
     return rows, pairs
 
 
-def atari_peers() -> list[dict[str, str]]:
-    """Published aggregates over all 26 games."""
-    return read_published("atari100k_peers.csv")
-
-
 GRIDS = {
     "K and M": ("m", "k", None),
     "Robustness": ("batch_size", "learning_rate", "init_temperature"),
@@ -274,7 +265,7 @@ SETTING_TITLES = {
 }
 
 
-def grids(runs: Sequence[Run]) -> list[Grid]:
+def grids(runs: Sequence[RunResult]) -> list[Grid]:
     """A grid wherever runs of one task differ in at least two settings of a grid, crossed, and in nothing else.
 
     Scores are read at the smallest budget any of its runs was given, so that finished runs all have one.
@@ -282,7 +273,7 @@ def grids(runs: Sequence[Run]) -> list[Grid]:
     found = []
     for title, settings in GRIDS.items():
         names = tuple(name for name in settings if name)
-        groups: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
+        groups: dict[tuple[Any, ...], list[RunResult]] = defaultdict(list)
         for run in runs:
             if run.ours and run.budget and all(_is_number(run.config["agent"].get(name)) for name in names):
                 groups[_all_but(run, names)].append(run)
@@ -294,19 +285,19 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _all_but(run: Run, names: Sequence[str]) -> tuple[Any, ...]:
+def _all_but(run: RunResult, names: Sequence[str]) -> tuple[Any, ...]:
     agent = run.config["agent"]
     fixed = [str(agent.get(name)) for name in NAMED if name not in names]
     rest = settings_of(run.config, without=(*NAMED, *names))
     return (run.benchmark.key, run.task, *fixed, *sorted(rest.items()))
 
 
-def _grid(title: str, settings: tuple[str, str, str | None], runs: Sequence[Run]) -> Grid | None:
+def _grid(title: str, settings: tuple[str, str, str | None], runs: Sequence[RunResult]) -> Grid | None:
     values = [sorted({float(run.config["agent"][name]) for run in runs}) if name else [] for name in settings]
     if sum(len(options) > 1 for options in values) < 2:
         return None
     budget = min(run.budget for run in runs if run.budget)
-    places: dict[tuple[float, float, float | None], list[Run]] = defaultdict(list)
+    places: dict[tuple[float, float, float | None], list[RunResult]] = defaultdict(list)
     for run in runs:
         column, row, panel = (float(run.config["agent"][name]) if name else None for name in settings)
         assert column is not None  # only panels are optional

@@ -14,8 +14,8 @@ from drq.report.results import CSV_COLUMNS, read_results
 Format = Literal["html", "csv", "md", "tex", "png"]
 
 
-def report(dirs: Sequence[Path], out: Path, *, format: Format = "html", csvs: Sequence[Path] = ()) -> list[str]:
-    """Writes the report on all runs under `dirs` (folders at any depth, or CSVs) and in `csvs` to `out`.
+def report(dirs: Sequence[Path], out: Path, *, format: Format = "html") -> list[str]:
+    """Writes the report on all runs under `dirs` (folders at any depth, or CSVs) to `out`.
 
     Returns what the reader should know: every file or run that was left out or is not complete, by name.
     """
@@ -24,7 +24,7 @@ def report(dirs: Sequence[Path], out: Path, *, format: Format = "html", csvs: Se
     out = Path(out)
     if out.is_dir():
         raise UserError(f"{out} is a folder; give a file, such as --out {out / f'report.{format}'}.")
-    runs, warnings = read_results([Path(path) for path in (*dirs, *csvs)])
+    runs, warnings = read_results([Path(path) for path in dirs])
     if not any(len(run.steps) for run in runs):
         found = "; ".join(warnings[:3]) or "no folder was given"
         raise UserError(

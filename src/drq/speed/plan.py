@@ -78,7 +78,7 @@ def _on_gpu(*, quick: bool, full: bool) -> Plan:
         processes = ((planet, (1, 2, 4, 8)), (atari, (1, 5, 16)))
     return dataclasses.replace(
         plan,
-        presets=(planet, *_other_presets(planet, "planet, K = M = 1"), atari),
+        presets=(planet, *_other_presets(planet), atari),
         growth=_growth(planet, replay_sizes=(10_000, 30_000, 100_000)),
         processes=processes,
         left_out={} if full else {"8 agents at once, Atari agents at once": "drq speed --full"},
@@ -116,16 +116,16 @@ def _on_cpu(*, quick: bool, full: bool) -> Plan:
         )
     return dataclasses.replace(
         plan,
-        presets=(planet, *_other_presets(planet, "planet, K = M = 1"), atari),
+        presets=(planet, *_other_presets(planet), atari),
         growth=_growth(ablation, replay_sizes=(10_000, 30_000, 100_000)),
         processes=((Work("cpu", cpu.config), (1, 2, 4, 8)),),
     )
 
 
-def _other_presets(planet: Work, one_view_name: str) -> tuple[Work, ...]:
+def _other_presets(planet: Work) -> tuple[Work, ...]:
     return (
         Work("ablation", preset("ablation", CONTROL)),
-        _with_agent(planet, one_view_name, k=1, m=1),
+        _with_agent(planet, "planet, K = M = 1", k=1, m=1),
         Work("cpu (48 x 48)", preset("cpu", CONTROL)),
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 from drq import presets
 from drq.envs import FAMILIES, import_modules
 from drq.errors import UserError, did_you_mean
+from drq.settings import flat
 from drq.suites.paper import SUITES
 from drq.suites.suite import Setting, Suite, find_task, slug
 
@@ -88,7 +89,7 @@ def _settings(table: dict[str, Any]) -> tuple[Setting, ...]:
         if not isinstance(label, str) or not slug(label):
             raise UserError(f'Setting {number} has no label: write label = "K=1 M=1", as the report shall call it.')
         own = {key: value for key, value in row.items() if key != "label"}
-        settings.append(Setting(label, _flat(common) | _flat(own)))
+        settings.append(Setting(label, _underscored(common) | _underscored(own)))
     _refuse_repeated("label", [setting.label for setting in settings])
     by_folder: dict[str, str] = {}
     for setting in settings:
@@ -100,13 +101,9 @@ def _settings(table: dict[str, Any]) -> tuple[Setting, ...]:
     return tuple(settings)
 
 
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _underscored(table: dict[str, Any]) -> dict[str, Any]:
     """`agent.k = 1`, which TOML reads as a table in a table, is the same as `"agent.k" = 1`."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        name = f"{prefix}{key}".replace("-", "_")
-        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return flat
+    return {name.replace("-", "_"): value for name, value in flat(table).items()}
 
 
 def _text(table: dict[str, Any], key: str, default: str) -> str:

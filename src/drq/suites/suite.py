@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from drq import presets
 from drq.augment import parse as parse_augmentation
 from drq.config import TrainConfig
 from drq.envs import check_task, letters, split_task, task_names
 from drq.errors import UserError
-from drq.suites.overrides import Overrides, override
+from drq.settings import override
+
+OF_THE_SUITE = {
+    "task": "`tasks`",
+    "preset": "`preset`",
+    "seed": "`seeds`",
+    "steps": "`steps`",
+    "imports": "`imports`",
+    "dir": "--dir on the command line",
+}
+"""Settings of a run that belong to the suite as a whole, and what says them there."""
 
 
-class Run(NamedTuple):
+@dataclass(frozen=True)
+class Run:
     """One run of a suite."""
 
     task: str
@@ -43,8 +54,8 @@ class Setting:
 
     label: str
     """What the report calls it."""
-    overrides: Overrides = field(default_factory=dict)
-    """What it changes in the preset."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """What it changes in the preset: dotted names of settings and their values."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,9 @@ class Suite:
     def config(self, run: Run, folder: Path) -> TrainConfig:
         """The configuration of a run kept inside `folder`."""
         overrides = next(setting.overrides for setting in self.settings if setting.label == run.label)
+        for name in overrides:
+            if said_by := OF_THE_SUITE.get(name.replace("-", "_")):
+                raise UserError(f"{name!r} is the same for a whole suite: say it with {said_by}.")
         config = override(_preset(self.preset, run.task, self.imports), overrides)
         parse_augmentation(config.agent.augmentation)  # a misspelt one is said before anything runs
         return dataclasses.replace(

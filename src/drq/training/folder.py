@@ -1,4 +1,4 @@
-"""The run folder: what is in it, and when a command may go on with it (docs/run-folder.md)."""
+"""The run folder: its one reader and writer, and when a command may go on with it (docs/run-folder.md)."""
 
 from __future__ import annotations
 
@@ -6,31 +6,43 @@ import csv
 import dataclasses
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import subprocess
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from drq.config import (
-    DQNConfig,
-    EngineConfig,
-    EnvConfig,
-    EvalConfig,
-    ReplayConfig,
-    SACConfig,
-    TrainConfig,
-)
+from drq.config import TrainConfig
 from drq.envs import FAMILIES, EnvSpec, family_of
 from drq.errors import UserError
+from drq.presets import resolved
+from drq.settings import config_from_json, config_to_json, flat
+
+__all__ = [
+    "Finished",
+    "RunFolder",
+    "config_from_json",
+    "config_to_json",
+    "csv_rows",
+    "git_commit",
+    "run_folders",
+    "versions",
+    "write_atomically",
+]
 
 FORMAT = 1
 """Version of the folder's layout."""
 
-AGENTS: dict[str, type[SACConfig] | type[DQNConfig]] = {"sac": SACConfig, "dqn": DQNConfig}
-
 NOT_PART_OF_A_RUN = ("dir", "wandb", "steps")
 """Settings that may change when a run goes on: where it is kept, what else sees it, and how long it shall be."""
+
+EVALUATION_COLUMNS = ("env_step", "agent_step", "return_mean", "seconds")
+"""Of eval.csv: those that a row cannot do without."""
+
+RECENT_BYTES = 16_384
+"""How much of a train.csv counts as recent: the last minutes of a run."""
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -41,29 +53,6 @@ def write_atomically(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(unfinished, path)
-
-
-def config_to_json(config: TrainConfig) -> dict[str, Any]:
-    """A configuration as plain data."""
-    plain = dataclasses.asdict(config)
-    agent = next(name for name, kind in AGENTS.items() if isinstance(config.agent, kind))
-    plain["agent"] = {"type": agent, **plain["agent"]}
-    plain["imports"] = list(config.imports)
-    return plain
-
-
-def config_from_json(plain: dict[str, Any]) -> TrainConfig:
-    """The configuration that `config_to_json` wrote."""
-    agent = dict(plain["agent"])
-    nested = {
-        "agent": AGENTS[agent.pop("type")](**agent),
-        "env": EnvConfig(**plain["env"]),
-        "replay": ReplayConfig(**plain["replay"]),
-        "eval": EvalConfig(**plain["eval"]),
-        "engine": EngineConfig(**plain["engine"]),
-        "imports": tuple(plain["imports"]),
-    }
-    return TrainConfig(**{**plain, **nested})
 
 
 def versions() -> dict[str, str]:
@@ -97,6 +86,14 @@ def git_commit() -> str | None:
         return None
 
 
+class Finished(NamedTuple):
+    """A budget that a run has completed."""
+
+    steps: int
+    seconds: float
+    """Wall-clock time from the start, over all processes."""
+
+
 class RunFolder:
     """One run on disk."""
 
@@ -109,6 +106,8 @@ class RunFolder:
         self.videos = path / "videos"
         self.tensorboard = path / "tensorboard"
         self.finished_file = path / "finished.json"
+        self.error_file = path / "error.txt"
+        """What a run of a suite said when it failed."""
 
     def check(self, config: TrainConfig) -> None:
         """Refuses a folder that holds something else than this run, before anything is written to it."""
@@ -136,8 +135,9 @@ class RunFolder:
             ) from error
 
     def _check_same(self, config: TrainConfig) -> None:
-        stored = read_description(self.path)
-        before, now = _flat(stored["config"]), _flat(config_to_json(config))
+        stored = self.config
+        # As each would be run: an older version may have left settings to their defaults.
+        before, now = (flat(config_to_json(resolved(each))) for each in (stored, config))
         differing = [
             f"{key}: {before.get(key)!r} there, {now.get(key)!r} now"
             for key in sorted(before.keys() | now.keys())
@@ -148,57 +148,153 @@ class RunFolder:
                 f"{self.path} holds a run with other settings ({'; '.join(differing)}): "
                 "choose another --dir, or repeat its settings to resume it."
             )
-        if config.steps < stored["config"]["steps"]:
+        if config.steps < stored.steps:
             raise UserError(
-                f"{self.path} holds a run of {stored['config']['steps']:,} steps, more than the {config.steps:,} "
+                f"{self.path} holds a run of {stored.steps:,} steps, more than the {config.steps:,} "
                 "asked for: choose another --dir."
             )
         if config.env.observation == "pixels":
-            here = versions()
+            there, here = self.description["versions"], versions()
             for package in family_of(config.task).packages:
-                made_with = stored["versions"].get(package)
-                if made_with != here.get(package):
+                if there.get(package) != here.get(package):
                     raise UserError(
-                        f"{self.path} was begun with {package} {made_with} and {here.get(package)} is installed, "
-                        f"which may draw other pixels: pip install {package}=={made_with}, or choose another --dir."
+                        f"{self.path} was begun with {package} {there.get(package)} and {here.get(package)} is "
+                        f"installed, which may draw other pixels: pip install {package}=={there.get(package)}, "
+                        "or choose another --dir."
                     )
 
     @property
-    def finished_steps(self) -> int | None:
+    def description(self) -> dict[str, Any]:
+        """The whole of config.json."""
+        try:
+            described: dict[str, Any] = json.loads(self.config_file.read_text(encoding="utf-8"))
+            found, config = described["format"], described["config"]
+            if found == FORMAT:
+                expected = {"task": str, "preset": str, "seed": int}
+                if wrong := [name for name, kind in expected.items() if not isinstance(config[name], kind)]:
+                    raise TypeError(f"{wrong[0]} is {config[wrong[0]]!r}")
+                if not isinstance(config["agent"]["type"], str):
+                    raise TypeError(f"agent.type is {config['agent']['type']!r}")
+        except FileNotFoundError:
+            raise UserError(
+                f"{self.path} is no run folder (it has no config.json): name the --dir of a `drq train`."
+            ) from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise UserError(
+                f"{self.config_file} is damaged ({_describe(problem)}): restore it, or choose another folder."
+            ) from None
+        if found != FORMAT:
+            raise UserError(
+                f"{self.path} has run-folder format {found!r} and this version of drq reads {FORMAT}: "
+                "use the version that wrote it (config.json names it)."
+            )
+        return described
+
+    @property
+    def config(self) -> TrainConfig:
+        """The run's settings."""
+        described = self.description
+        try:
+            return config_from_json(described["config"])
+        except UserError as error:
+            raise UserError(f"{self.config_file}: {error}") from None
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The shape of the run's task."""
+        try:
+            spec = dict(self.description["spec"])
+            return EnvSpec(**{**spec, "frame_shape": tuple(spec["frame_shape"])})
+        except (KeyError, TypeError, ValueError) as problem:
+            raise UserError(
+                f"{self.config_file} does not describe its task ({_describe(problem)}): restore it."
+            ) from None
+
+    @property
+    def finished(self) -> Finished | None:
         """The budget that this run has completed, if it has."""
-        if not self.finished_file.exists():
+        try:
+            plain = json.loads(self.finished_file.read_text(encoding="utf-8"))
+            return Finished(int(plain["steps"]), float(plain["seconds"]))
+        except (OSError, ValueError, KeyError, TypeError):
             return None
-        return int(json.loads(self.finished_file.read_text())["steps"])
 
-    def evaluations(self) -> list[dict[str, float]]:
-        """Rows of eval.csv."""
-        if not self.eval_csv.exists():
+    @property
+    def finished_steps(self) -> int | None:
+        return self.finished.steps if self.finished else None
+
+    @property
+    def error(self) -> str | None:
+        """Why the run failed, if it did: the last line of what it said, which in a traceback names the problem."""
+        try:
+            lines = self.error_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        except OSError:
+            return None
+        return lines[-1].strip() if lines else "no reason given"
+
+    def evaluations(self, problems: list[str] | None = None) -> list[dict[str, float]]:
+        """Rows of eval.csv. A row that is none, half written or damaged, is left out.
+
+        Who gives a list of `problems` has them named there, and rows with numbers that are not finite left out too.
+        """
+        said = [] if problems is None else problems
+        rows = []
+        for line, row in csv_rows(self.eval_csv, EVALUATION_COLUMNS, said) if self.eval_csv.exists() else ():
+            try:
+                numbers = {column: float(value or "") for column, value in row.items()}
+                if problems is not None and not all(map(math.isfinite, numbers.values())):
+                    raise ValueError("not a finite number")
+                rows.append(numbers)
+            except (ValueError, TypeError) as problem:
+                said.append(f"{self.eval_csv}, line {line}: broken row ({_describe(problem)}); skipped")
+        return rows
+
+    def recent_training(self) -> list[dict[str, float]]:
+        """The last rows of train.csv, which may be in the middle of being written; cells without a number left out."""
+        try:
+            with open(self.train_csv, "rb") as file:
+                header = file.readline()
+                begins = max(len(header), file.seek(0, 2) - RECENT_BYTES)
+                file.seek(begins)
+                rows = file.read().decode(errors="replace").splitlines()
+        except OSError:
             return []
-        with open(self.eval_csv, newline="") as file:
-            return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+        columns = next(csv.reader([header.decode(errors="replace")]), [])
+        if begins > len(header):
+            rows = rows[1:]  # the first is cut
+        whole = [dict(zip(columns, row, strict=True)) for row in csv.reader(rows) if len(row) == len(columns)]
+        return [{key: float(value) for key, value in row.items() if _is_number(value)} for row in whole]
 
 
-def read_description(path: Path) -> dict[str, Any]:
-    """config.json of a run folder."""
+def run_folders(root: Path) -> list[RunFolder]:
+    """Every run at or below a folder."""
+    return [RunFolder(Path(folder)) for folder, _, files in sorted(os.walk(root)) if "config.json" in files]
+
+
+def csv_rows(path: Path, columns: Iterable[str], problems: list[str]) -> Iterator[tuple[int, dict[str, str | None]]]:
+    """Rows with their line numbers; a file that is no table with these columns is named in `problems` and has none."""
     try:
-        described: dict[str, Any] = json.loads((path / "config.json").read_text())
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, skipinitialspace=True)
+            if missing := [column for column in columns if column not in (reader.fieldnames or [])]:
+                needed = ",".join(columns)
+                problems.append(f"{path}: no column {', '.join(missing)} (it needs {needed}); left out")
+                return
+            for row in reader:
+                yield reader.line_num, row
     except FileNotFoundError:
-        raise UserError(f"{path} is no run folder (it has no config.json): name the --dir of a `drq train`.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path / 'config.json'} is damaged ({error}): restore it, or choose another folder.") from None
-    if described.get("format") != FORMAT:
-        raise UserError(
-            f"{path} has run-folder format {described.get('format')!r} and this version of drq reads {FORMAT}: "
-            "use the version that wrote it (config.json names it)."
-        )
-    return described
+        problems.append(f"{path}: no such file")
+    except (OSError, UnicodeDecodeError, csv.Error) as problem:
+        problems.append(f"{path}: not readable as CSV ({_describe(problem)}); what came before is used")
 
 
-def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+def _describe(problem: Exception) -> str:
+    return f"{problem} is missing" if isinstance(problem, KeyError) else str(problem).partition("\n")[0]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

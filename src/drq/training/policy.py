@@ -18,7 +18,7 @@ from drq.errors import UserError
 from drq.training.checkpoint import load_weights
 from drq.training.evaluate import Evaluation, FrameStack
 from drq.training.evaluation_service import make_evaluator
-from drq.training.folder import config_from_json, read_description
+from drq.training.folder import RunFolder
 from drq.training.seeds import Purpose, seed_for
 from drq.training.video import NO_FFMPEG, ffmpeg_available, save_video
 
@@ -82,11 +82,8 @@ class TrainedPolicy:
 
 def load(path: str | Path) -> TrainedPolicy:
     """Loads the policy of a run folder, from its latest checkpoint."""
-    folder = Path(path)
-    described = read_description(folder)
-    spec = dict(described["spec"])
-    spec["frame_shape"] = tuple(spec["frame_shape"])
-    return TrainedPolicy(config_from_json(described["config"]), EnvSpec(**spec), folder / "checkpoint")
+    folder = RunFolder(Path(path))
+    return TrainedPolicy(folder.config, folder.spec, folder.checkpoint)
 
 
 def evaluate(

@@ -1,0 +1,102 @@
+"""Settings as plain data: config.json of a run, the settings of a suite.
+
+Every name and every value is checked against the types in `config.py`. This is our own because it is shorter than what
+libraries would need around them: dacite takes true for a whole number, pydantic and cattrs turn the text "3" into one,
+and msgspec passes over names that it does not know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Mapping
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from drq.config import AGENTS, TrainConfig
+from drq.errors import UserError, did_you_mean
+
+GROUPS = ("agent", "env", "replay", "eval", "engine")
+
+
+def config_to_json(config: TrainConfig) -> dict[str, Any]:
+    """A configuration as plain data."""
+    plain = dataclasses.asdict(config)
+    agent = next(name for name, kind in AGENTS.items() if isinstance(config.agent, kind))
+    plain["agent"] = {"type": agent, **plain["agent"]}
+    plain["imports"] = list(config.imports)
+    return plain
+
+
+def config_from_json(plain: Mapping[str, Any]) -> TrainConfig:
+    """The configuration that `config_to_json` wrote. A setting that is not named, as by an older version, has its
+    default; a name or a value that does not fit is a UserError."""
+    named = flat(plain)
+    if missing := [name for name in ("task", "preset", "agent.type") if name not in named]:
+        raise UserError(f"The setting {missing[0]!r} is missing: write it in again.")
+    agent = named.pop("agent.type")
+    if agent not in AGENTS:
+        raise UserError(f"There is no agent {agent!r}: choose from {', '.join(AGENTS)}.")
+    return override(TrainConfig(task="", preset="", agent=AGENTS[agent]()), named)
+
+
+def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
+    """The configuration with settings changed by their dotted names (`agent.k`)."""
+    by_group: dict[str, dict[str, Any]] = {group: {} for group in ("", *GROUPS)}
+    known = _types_of_settings(config)
+    for name, value in changes.items():
+        setting = name.replace("-", "_")
+        if setting not in known:
+            meant = did_you_mean(setting, known, most=3, key=lambda each: each.rpartition(".")[2])
+            raise UserError(
+                f"There is no setting {name!r}.{meant} `drq train TASK --help` lists all, as --agent.k for agent.k."
+            )
+        group, _, field = setting.rpartition(".")
+        by_group[group][field] = _checked(name, value, known[setting])
+    groups = {group: dataclasses.replace(getattr(config, group), **by_group[group]) for group in GROUPS}
+    return dataclasses.replace(config, **by_group[""], **groups)
+
+
+def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"agent": {"k": 1}}` as `{"agent.k": 1}`."""
+    found: dict[str, Any] = {}
+    for key, value in nested.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def _types_of_settings(config: TrainConfig) -> dict[str, Any]:
+    """Every setting with its type. The agent's depend on which agent it is."""
+    settings = {name: kind for name, kind in get_type_hints(TrainConfig).items() if name not in GROUPS}
+    for group in GROUPS:
+        settings |= {f"{group}.{name}": kind for name, kind in get_type_hints(type(getattr(config, group))).items()}
+    return settings
+
+
+def _checked(name: str, value: Any, kind: Any) -> Any:
+    options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    for option in options:
+        fits, cast = _fit(value, option)
+        if fits:
+            return cast
+    raise UserError(f"{name!r} is {value!r}: give it {' or '.join(map(_describe, options))}.")
+
+
+def _fit(value: Any, kind: Any) -> tuple[bool, Any]:
+    """Whether a value is of a type, and the value in that type."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind), value
+    if get_origin(kind) is tuple:
+        is_list = isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
+        return is_list, tuple(value) if is_list else value
+    if kind is float and type(value) is int:  # 1 is a number as good as 1.0
+        return True, float(value)
+    return type(value) is kind, value  # a bool is no int here
+
+
+def _describe(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(map(repr, get_args(kind)))
+    if get_origin(kind) is tuple:
+        return "a list of texts"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", types.NoneType: "nothing"}
+    return names[kind]
