@@ -27,7 +27,7 @@ from drq.launch import mps
 from drq.presets import preset
 from drq.replay import Replay
 from drq.speed import SpeedArguments, command, measure, speed, to_json
-from drq.speed.plain_reference import PAD, Draws, HostReplay, PlainDrQ, shift
+from drq.speed.plain_reference import PAD, HostReplay, PlainDraws, PlainDrQ, shift
 from drq.speed.plan import Plan, plan_for
 from drq.speed.processes import measure_processes
 from drq.speed.results import ProcessesSpeed, SpeedReport
@@ -152,7 +152,7 @@ class Pair:
         k, m = self.plain.k, self.plain.m
         shifts = drawn.transformations.nu.long().view(m, BATCH, 2)
         theirs = self.plain.update(
-            Draws(
+            PlainDraws(
                 slots.numpy(),
                 shifts.flip(-1) if wrong_shift else shifts,
                 drawn.transformations.nu_next.long().view(k, BATCH, 2),

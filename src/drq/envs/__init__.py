@@ -21,6 +21,7 @@ __all__ = [
     "Family",
     "Frame",
     "Step",
+    "check_settings",
     "check_task",
     "family_of",
     "import_modules",
@@ -39,7 +40,7 @@ def make(task: str, config: EnvConfig, action_repeat: int) -> Environment:
     An environment that draws with OpenGL belongs to the thread that first resets it.
     """
     family, name = split_task(check_task(task))
-    _check_settings(config, action_repeat)
+    check_settings(config, action_repeat)
     return FAMILIES[family].load().make(name, config, action_repeat)
 
 
@@ -48,11 +49,11 @@ def make_group(task: str, config: EnvConfig, action_repeat: int, count: int) -> 
     together = family_of(task).load_groups()
     if together is None:
         return ThreadedGroup(lambda: make(task, config, action_repeat), count)
-    _check_settings(config, action_repeat)
+    check_settings(config, action_repeat)
     return together.make_group(split_task(check_task(task))[1], config, action_repeat, count)
 
 
-def _check_settings(config: EnvConfig, action_repeat: int) -> None:
+def check_settings(config: EnvConfig, action_repeat: int) -> None:
     """Refuses numbers that no environment can work with."""
     numbers = {
         "action-repeat": action_repeat,

@@ -51,11 +51,11 @@ def find(name: str) -> str | None:
 
 def make(name: str, config: EnvConfig, action_repeat: int) -> AtariEnvironment:
     """The game of that name. Its action repeat is always 4."""
-    check_settings(name, config)
+    check_playable(name, config)
     return AtariEnvironment(name, config)
 
 
-def check_settings(name: str, config: EnvConfig) -> None:
+def check_playable(name: str, config: EnvConfig) -> None:
     """Refuses settings that no game can be played with."""
     if config.observation != "pixels":
         raise UserError(f"atari/{name} is played from pixels: leave out --env.observation {config.observation}.")

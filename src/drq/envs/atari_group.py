@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from drq.child import start_child
 from drq.config import EnvConfig
 from drq.cores import allotted_cores
-from drq.envs.atari import GameEpisode, check_settings, emulators_range, game_spec
+from drq.envs.atari import GameEpisode, check_playable, emulators_range, game_spec
 from drq.envs.atari_emulator import Emulator, Played
 from drq.envs.protocol import Action, EnvSpec, Frame, Step
 
@@ -26,7 +26,7 @@ END_SECONDS = 5.0
 
 def make_group(name: str, config: EnvConfig, action_repeat: int, count: int) -> AtariGroup:
     """So many of the game of that name. Its action repeat is always 4."""
-    check_settings(name, config)
+    check_playable(name, config)
     return AtariGroup(name, config, count, min(allotted_cores(), count))
 
 

@@ -44,7 +44,12 @@ class Job:
     config: TrainConfig
 
     def to_json(self) -> str:
-        return json.dumps({"label": self.run.label, "config": config_to_json(self.config)})
+        return job_to_json(self.config, self.run.label)
+
+
+def job_to_json(config: TrainConfig, label: str | None) -> str:
+    """What a worker is told. The label is the run's name in comparisons."""
+    return json.dumps({"label": label, "config": config_to_json(config)})
 
 
 @dataclass(frozen=True)

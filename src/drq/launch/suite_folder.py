@@ -24,7 +24,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Record:
+class SuiteRecord:
     """What suite.json says."""
 
     name: str
@@ -35,17 +35,17 @@ class Record:
     runs: tuple[Run, ...]
 
     @staticmethod
-    def of(suite: Suite) -> Record:
+    def of(suite: Suite) -> SuiteRecord:
         settings = {setting.label: dict(setting.overrides) for setting in suite.settings}
-        return Record(suite.name, suite.shows, suite.preset, settings, tuple(suite.runs()))
+        return SuiteRecord(suite.name, suite.shows, suite.preset, settings, tuple(suite.runs()))
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
     @staticmethod
-    def from_json(plain: dict[str, Any]) -> Record:
+    def from_json(plain: dict[str, Any]) -> SuiteRecord:
         runs = tuple(Run(**run) for run in plain["runs"])
-        return Record(plain["name"], plain["shows"], plain["preset"], plain["settings"], runs)
+        return SuiteRecord(plain["name"], plain["shows"], plain["preset"], plain["settings"], runs)
 
 
 class SuiteFolder:
@@ -57,7 +57,7 @@ class SuiteFolder:
         self._running_file = path / ".running"
         self._lock: IO[str] | None = None
 
-    def read(self) -> Record:
+    def read(self) -> SuiteRecord:
         """What the folder holds."""
         try:
             plain = json.loads(self.file.read_text(encoding="utf-8"))
@@ -66,7 +66,7 @@ class SuiteFolder:
                     f"{self.file} has format {plain['format']!r} and this version of drq reads {FORMAT}: "
                     "use the version that wrote it."
                 )
-            return Record.from_json(plain)
+            return SuiteRecord.from_json(plain)
         except FileNotFoundError:
             raise UserError(
                 f"{self.path} holds no suite (it has no suite.json): name the --dir of a `drq suite run`."
@@ -74,9 +74,9 @@ class SuiteFolder:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.file} is damaged ({error}): restore it, or choose another --dir.") from None
 
-    def joined(self, suite: Suite) -> Record:
+    def joined(self, suite: Suite) -> SuiteRecord:
         """What the folder holds once this suite's runs are added; another suite's do not go in with them."""
-        asked = Record.of(suite)
+        asked = SuiteRecord.of(suite)
         if not self.file.exists():
             return asked
         held = self.read()
@@ -108,7 +108,7 @@ class SuiteFolder:
                     f"say --steps {before.steps}, or choose another --dir."
                 )
             runs[run.folder] = run
-        return Record(asked.name, asked.shows, asked.preset, held.settings | asked.settings, tuple(runs.values()))
+        return SuiteRecord(asked.name, asked.shows, asked.preset, held.settings | asked.settings, tuple(runs.values()))
 
     def open(self, suite: Suite) -> None:
         """Records the suite and keeps other commands out until `close`."""

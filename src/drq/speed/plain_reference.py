@@ -28,7 +28,7 @@ PAD = 4
 LOG_STD_MIN, LOG_STD_MAX = -10.0, 2.0
 
 
-class Encoder(nn.Module):
+class PlainEncoder(nn.Module):
     """Four convolutions of 32 channels."""
 
     def __init__(self, observation_shape: tuple[int, int, int]) -> None:
@@ -57,10 +57,10 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     )
 
 
-class Critic(nn.Module):
+class PlainCritic(nn.Module):
     """Two Q-functions on one encoder."""
 
-    def __init__(self, encoder: Encoder, features: int, hidden: int, action_size: int) -> None:
+    def __init__(self, encoder: PlainEncoder, features: int, hidden: int, action_size: int) -> None:
         super().__init__()
         self.encoder = encoder
         self.trunk = trunk(encoder.output_size, features)
@@ -72,10 +72,10 @@ class Critic(nn.Module):
         return self.q1(joined), self.q2(joined)
 
 
-class Actor(nn.Module):
+class PlainActor(nn.Module):
     """A tanh-Gaussian policy on the critic's convolutions, which it does not train."""
 
-    def __init__(self, encoder: Encoder, features: int, hidden: int, action_size: int) -> None:
+    def __init__(self, encoder: PlainEncoder, features: int, hidden: int, action_size: int) -> None:
         super().__init__()
         self.trunk = trunk(encoder.output_size, features)
         self.policy = mlp(features, hidden, 2 * action_size)
@@ -125,7 +125,7 @@ class HostReplay:
         self.reward[...] = rng.uniform(0, 1, self.reward.shape)
 
 
-class Draws(NamedTuple):
+class PlainDraws(NamedTuple):
     """Everything random in one update: N transitions, M views of the observation, K of the next one."""
 
     indices: NDArray[np.int64]
@@ -170,9 +170,9 @@ class PlainDrQ:
         self.copy_per_view = copy_per_view
         self.rng = np.random.default_rng(seed)
         self.action_size = replay.action.shape[1]
-        encoder = Encoder(replay.obs.shape[1:])
-        self.critic = Critic(encoder, feature_dim, hidden_dim, self.action_size)
-        self.actor = Actor(encoder, feature_dim, hidden_dim, self.action_size)
+        encoder = PlainEncoder(replay.obs.shape[1:])
+        self.critic = PlainCritic(encoder, feature_dim, hidden_dim, self.action_size)
+        self.actor = PlainActor(encoder, feature_dim, hidden_dim, self.action_size)
         orthogonal_init(self.critic)
         orthogonal_init(self.actor)
         self.critic.to(device)
@@ -190,9 +190,9 @@ class PlainDrQ:
         torch.backends.cudnn.allow_tf32 = self.tf32
         torch.backends.cudnn.benchmark = True
 
-    def draw(self) -> Draws:
+    def draw(self) -> PlainDraws:
         n, device = self.batch_size, self.device
-        return Draws(
+        return PlainDraws(
             self.rng.integers(len(self.replay.obs), size=n),
             torch.randint(-PAD, PAD + 1, (self.m, n, 2), device=device),
             torch.randint(-PAD, PAD + 1, (self.k, n, 2), device=device),
@@ -200,7 +200,7 @@ class PlainDrQ:
             torch.randn(n, self.action_size, device=device),
         )
 
-    def update(self, draws: Draws | None = None) -> dict[str, Tensor]:
+    def update(self, draws: PlainDraws | None = None) -> dict[str, Tensor]:
         """One update; the losses stay on the device."""
         draws = draws or self.draw()
         indices = draws.indices
@@ -237,7 +237,7 @@ class PlainDrQ:
         reward: Tensor,
         not_done: Tensor,
         next_views: Iterable[Tensor],
-        draws: Draws,
+        draws: PlainDraws,
     ) -> Tensor:
         with torch.no_grad():
             values = []

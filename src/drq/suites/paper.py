@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import product
 
 from drq import presets
-from drq.envs.atari_games import GAMES_26
+from drq.envs import FAMILIES
 from drq.suites.suite import Setting, Suite
 
 THREE_TASKS = ("dmc/cartpole-swingup", "dmc/cheetah-run", "dmc/walker-walk")
@@ -112,7 +112,7 @@ _ALL = (
         "atari100k",
         "Atari 100k: 26 games, Efficient DQN with and without DrQ",
         preset="atari100k",
-        tasks=tuple(f"atari/{game}" for game in GAMES_26),
+        tasks=tuple(f"atari/{game}" for game in FAMILIES["atari"].scores),
         settings=(Setting("Eff. DQN+DrQ"), Setting("Eff. DQN", {"agent.augmentation": "none"})),
         seeds=(1, 2, 3, 4, 5),
         steps=100_000,
