@@ -13,7 +13,7 @@ import tyro
 
 from drq.engine.settings import choose_device
 from drq.speed.plain_reference import HostReplay, PlainDrQ
-from drq.speed.updates import Effort, plain_updates_of, seconds_for, time_in_turns
+from drq.speed.updates import Effort, seconds_for, time_in_turns, updates_of
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def main() -> None:
         tf32=arguments.tf32,
         copy_per_view=arguments.copy_per_view,
     )
-    run = plain_updates_of(plain)
+    run = updates_of(plain)
     seconds_for(run, 4, device)
     effort = Effort(arguments.blocks, block_seconds=0.25, warmup_updates=0)
     timing = time_in_turns({"plain": run}, effort, device)["plain"]

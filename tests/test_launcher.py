@@ -19,10 +19,9 @@ from safetensors.torch import load_file
 from drq.errors import UserError
 from drq.launch import mps, pools
 from drq.launch.launcher import SuiteRunArguments, run_suite
-from drq.launch.pools import FreeGPU, Job, error_of, plan_slots, share_gpus, start_worker
+from drq.launch.pools import STOPPED, FreeGPU, Job, error_of, plan_slots, share_gpus, start_worker
 from drq.launch.status import RunStatus, read_status, seconds_left, suite_status
 from drq.launch.suite_folder import SuiteFolder
-from drq.launch.worker import STOPPED
 from drq.report.results import read_results
 from drq.suites import Run, Suite, find_suite
 from fake_mps import FakeMPS, pretend_gpu

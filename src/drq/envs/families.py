@@ -82,6 +82,11 @@ class Family:
     scores: Mapping[str, PlayerScores] = field(default_factory=dict)
     """What random and human players score, by a task's name without the family."""
 
+    @property
+    def env_steps_per_count(self) -> int:
+        """Env steps of one step of a budget, where the action repeat is the family's."""
+        return 1 if self.budget_counts == "env_step" else self.action_repeat
+
     def load(self) -> FamilyModule:
         return cast(FamilyModule, importlib.import_module(self.module))
 

@@ -9,8 +9,7 @@ Everything moves inside the middle of the picture, so that a random shift never 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,28 +32,6 @@ _MARGIN = 0.2
 Colour = tuple[int, int, int]
 
 
-class ToyTask(Protocol):
-    """The rules of a toy task, apart from what an agent is shown of it."""
-
-    action_kind: Literal["continuous", "discrete"]
-    action_size: int
-    env_step_limit: int
-    random_return: float
-    """Mean return of uniformly random actions, without action repeat."""
-    perfect_return: float
-    """Mean return of the best actions, without action repeat."""
-
-    def begin(self, random: np.random.Generator) -> None: ...
-
-    def advance(self, action: Action) -> EnvStep: ...
-
-    def state(self) -> NDArray[np.float32]: ...
-
-    def draw(self, size: int) -> NDArray[np.uint8]:
-        """The picture, (size, size, 3)."""
-        ...
-
-
 class Reach:
     """A dot in the square [-1, 1] x [-1, 1], moved by the action.
 
@@ -65,7 +42,9 @@ class Reach:
     action_size = 2
     env_step_limit = 50
     random_return = 8.91
+    """Mean return of uniformly random actions, without action repeat."""
     perfect_return = 47.84
+    """Mean return of the best actions, without action repeat."""
     _SPEED = 0.2
     _RADIUS = 0.08
     _DOT: Colour = (235, 60, 50)
@@ -136,7 +115,7 @@ class Catch:
         return image.astype(np.uint8)
 
 
-TASKS: dict[str, Callable[[], ToyTask]] = {"reach": Reach, "catch": Catch}
+TASKS: dict[str, type[Reach] | type[Catch]] = {"reach": Reach, "catch": Catch}
 
 
 def names() -> list[str]:
@@ -151,7 +130,7 @@ def make(name: str, config: EnvConfig, action_repeat: int) -> SteppedEnvironment
     """The task `toy/<name>`."""
     if config.image_size < MIN_IMAGE_SIZE:
         raise UserError(f"toy/{name} needs at least {MIN_IMAGE_SIZE} pixels a side: set --env.image-size 32.")
-    task: ToyTask = TASKS[name]()
+    task = TASKS[name]()
     pixels = config.observation == "pixels"
     simulator = ToySimulator(task, config.image_size if pixels else None)
     limit = limit_env_steps(task.env_step_limit, config.max_episode_steps)
@@ -173,7 +152,7 @@ def make(name: str, config: EnvConfig, action_repeat: int) -> SteppedEnvironment
 class ToySimulator:
     """A toy task as the agent is shown it."""
 
-    def __init__(self, task: ToyTask, image_size: int | None) -> None:
+    def __init__(self, task: Reach | Catch, image_size: int | None) -> None:
         """Shows the state vector where there is no image size."""
         self._task = task
         self._image_size = image_size

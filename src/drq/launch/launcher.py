@@ -16,13 +16,12 @@ from rich.live import Live
 from rich.table import Table
 from tyro.conf import Positional
 
-from drq.envs import Family, family_of
+from drq.envs import family_of
 from drq.errors import UserError
-from drq.launch.pools import Job, Jobs, LocalPool, Pool, plan_here
+from drq.launch.pools import STOPPED, Job, Jobs, LocalPool, Pool, plan_here
 from drq.launch.probe import seconds_per_agent_step
 from drq.launch.status import RunStatus, counts, read_status, seconds_left, table, unit, wide_console
 from drq.launch.suite_folder import SuiteFolder
-from drq.launch.worker import STOPPED
 from drq.presets import action_repeat_for
 from drq.suites import SUITES, Run, Suite, find_suite, slug
 from drq.training.folder import RunFolder, write_atomically
@@ -66,15 +65,10 @@ def list_suites() -> int:
     for suite in SUITES.values():
         parts = len(suite.tasks), len(suite.settings), len(suite.seeds)
         runs = suite.runs()
-        env_steps = sum(run.steps * _env_steps_counted(family_of(run.task)) for run in runs)
+        env_steps = sum(run.steps * family_of(run.task).env_steps_per_count for run in runs)
         view.add_row(suite.name, suite.shows, " x ".join(map(str, parts)), f"{len(runs):,}", f"{env_steps / 1e6:,.0f}M")
     wide_console().print(view)
     return 0
-
-
-def _env_steps_counted(family: Family) -> int:
-    """Env steps of one step of the budget."""
-    return family.action_repeat if family.budget_counts == "agent_step" else 1
 
 
 def run_suite(args: SuiteRunArguments) -> int:

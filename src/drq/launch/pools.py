@@ -30,6 +30,8 @@ PROCESSES_PER_GPU_RUN = 2
 """Its loop and its evaluation."""
 BYTES_PER_RUN = 4 * 1024**3
 """The replay of the paper's settings, networks and images under way."""
+STOPPED = 130
+"""Exit code of a run that was asked to stop."""
 ERROR_LINES = 40
 """How much of what a failed run printed is kept in its error.txt."""
 

@@ -39,14 +39,6 @@ class SuiteRecord:
         settings = {setting.label: dict(setting.overrides) for setting in suite.settings}
         return SuiteRecord(suite.name, suite.shows, suite.preset, settings, tuple(suite.runs()))
 
-    def to_json(self) -> dict[str, Any]:
-        return {"format": FORMAT, **dataclasses.asdict(self)}
-
-    @staticmethod
-    def from_json(plain: dict[str, Any]) -> SuiteRecord:
-        runs = tuple(Run(**run) for run in plain["runs"])
-        return SuiteRecord(plain["name"], plain["shows"], plain["preset"], plain["settings"], runs)
-
 
 class SuiteFolder:
     """One suite on disk."""
@@ -66,7 +58,8 @@ class SuiteFolder:
                     f"{self.file} has format {plain['format']!r} and this version of drq reads {FORMAT}: "
                     "use the version that wrote it."
                 )
-            return SuiteRecord.from_json(plain)
+            del plain["format"]
+            return SuiteRecord(**{**plain, "runs": tuple(Run(**run) for run in plain["runs"])})
         except FileNotFoundError:
             raise UserError(
                 f"{self.path} holds no suite (it has no suite.json): name the --dir of a `drq suite run`."
@@ -118,7 +111,7 @@ class SuiteFolder:
             self._lock = open(self._running_file, "a+")  # noqa: SIM115 (held open until `close`)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.running([])
-            write_atomically(self.file, json.dumps(record.to_json(), indent=2) + "\n")
+            write_atomically(self.file, json.dumps({"format": FORMAT, **dataclasses.asdict(record)}, indent=2) + "\n")
         except BlockingIOError:
             self.close()
             raise UserError(

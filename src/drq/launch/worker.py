@@ -13,9 +13,7 @@ import sys
 import threading
 
 from drq.errors import UserError
-
-STOPPED = 130
-"""Exit code of a run that was asked to stop."""
+from drq.launch.pools import STOPPED
 
 
 def main() -> int:

@@ -5,7 +5,6 @@ Nothing here stops at a bad file: what cannot be read is named in a warning, and
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from drq.errors import UserError
 from drq.report.benchmarks import Benchmark, benchmark_of, canonical_task
 from drq.report.labels import label_runs
 from drq.report.statistics import Array
-from drq.training.folder import RunFolder, csv_rows, run_folders
+from drq.training.folder import RunFolder, csv_rows, finite, run_folders
 
 CSV_COLUMNS = ("task", "seed", "env_step", "return", "system")
 Status = Literal["finished", "unfinished", "failed"]
@@ -132,13 +131,6 @@ def _in_order(scores: dict[float, float]) -> tuple[Array, Array]:
     return np.array(steps, dtype=np.float64), np.array([scores[at] for at in steps], dtype=np.float64)
 
 
-def _number(text: str | None) -> float:
-    value = float(text or "")
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is not a finite number")
-    return value
-
-
 def _read_csv(path: Path, warnings: list[str]) -> list[RunResult]:
     """Runs out of somebody's table. `env_step` counts env steps everywhere, which in Atari are frames."""
     scores: dict[tuple[str, str, int], dict[float, float]] = defaultdict(dict)
@@ -148,7 +140,7 @@ def _read_csv(path: Path, warnings: list[str]) -> list[RunResult]:
             if not task or not system:
                 raise ValueError("task or system is empty")
             key = (task, system, int(row["seed"] or ""))
-            at, score = _number(row["env_step"]), _number(row["return"])
+            at, score = finite(row["env_step"] or ""), finite(row["return"] or "")
         except ValueError as problem:
             warnings.append(f"{path}, line {line}: broken row ({problem}); skipped")
             continue
@@ -162,8 +154,7 @@ def _read_csv(path: Path, warnings: list[str]) -> list[RunResult]:
     for (task, system, seed), points in scores.items():
         benchmark = benchmark_of(task)
         steps, returns = _in_order(points)
-        if benchmark.counts == "agent_step":
-            steps = steps / family_of(task).action_repeat
+        steps = steps / family_of(task).env_steps_per_count
         runs.append(RunResult(task, benchmark, system, seed, steps, returns, path))
     if short := {run.task for run in runs if run.benchmark.key == "atari" and run.last_step == 25_000}:
         warnings.append(
@@ -238,15 +229,7 @@ def _mixed_versions(runs: list[RunResult]) -> list[str]:
     warnings = []
     simulators = [package for family in FAMILIES.values() for package in family.packages]
     for package in ("drq", *simulators):
-        found = {_version(run, package) for run in runs} - {None}
+        found = {str(run.record["versions"][package]) for run in runs if package in run.record.get("versions", {})}
         if len(found) > 1:
-            listed = ", ".join(sorted(map(str, found)))
-            warnings.append(f"the runs were made with different versions of {package}: {listed}")
+            warnings.append(f"the runs were made with different versions of {package}: {', '.join(sorted(found))}")
     return warnings
-
-
-def _version(run: RunResult, package: str) -> str | None:
-    versions = run.record.get("versions")
-    if not isinstance(versions, dict):
-        return None
-    return str(versions[package]) if package in versions else None

@@ -118,20 +118,13 @@ def make_learner(config: TrainConfig, engine: EngineSettings, replay: Replay | N
     return Learner(agent, replay, engine, config.seed)
 
 
-def updates_of(learner: Learner) -> Updates:
+def updates_of(learner: Learner | PlainDrQ) -> Updates:
+    settings = learner if isinstance(learner, PlainDrQ) else learner.engine
+
     def run(count: int) -> None:
-        learner.engine.apply_globally()  # another contender may have set the switches otherwise
+        settings.apply_globally()  # another contender may have set the switches otherwise
         for _ in range(count):
             learner.update()
-
-    return run
-
-
-def plain_updates_of(plain: PlainDrQ) -> Updates:
-    def run(count: int) -> None:
-        plain.apply_globally()
-        for _ in range(count):
-            plain.update()
 
     return run
 
@@ -218,7 +211,7 @@ def compare(
         memory = HostReplay((channels, height, width), ACTION_SIZE, plain_capacity)
         memory.fill(np.random.default_rng(work.config.seed))
         for name, options in plain.items():
-            contenders[name] = plain_updates_of(
+            contenders[name] = updates_of(
                 PlainDrQ(
                     memory,
                     first.device,

@@ -18,19 +18,9 @@ from drq.config import TrainConfig
 from drq.envs import FAMILIES, EnvSpec, family_of
 from drq.errors import UserError
 from drq.presets import resolved
-from drq.settings import config_from_json, config_to_json, flat
-
-__all__ = [
-    "Finished",
-    "RunFolder",
-    "config_from_json",
-    "config_to_json",
-    "csv_rows",
-    "git_commit",
-    "run_folders",
-    "versions",
-    "write_atomically",
-]
+from drq.settings import config_from_json as config_from_json
+from drq.settings import config_to_json as config_to_json
+from drq.settings import flat
 
 FORMAT = 1
 """Version of the folder's layout."""
@@ -168,13 +158,16 @@ class RunFolder:
         """The whole of config.json."""
         try:
             described: dict[str, Any] = json.loads(self.config_file.read_text(encoding="utf-8"))
-            found, config = described["format"], described["config"]
-            if found == FORMAT:
-                expected = {"task": str, "preset": str, "seed": int}
-                if wrong := [name for name, kind in expected.items() if not isinstance(config[name], kind)]:
-                    raise TypeError(f"{wrong[0]} is {config[wrong[0]]!r}")
-                if not isinstance(config["agent"]["type"], str):
-                    raise TypeError(f"agent.type is {config['agent']['type']!r}")
+            if described["format"] != FORMAT:
+                raise UserError(
+                    f"{self.path} has run-folder format {described['format']!r} and this version of drq reads "
+                    f"{FORMAT}: use the version that wrote it (config.json names it)."
+                )
+            config = described["config"]
+            texts = config["task"], config["preset"], config["agent"]["type"]
+            if not all(isinstance(text, str) for text in texts) or not isinstance(config["seed"], int):
+                raise TypeError("its task, preset, agent or seed is of another type")
+            return described
         except FileNotFoundError:
             raise UserError(
                 f"{self.path} is no run folder (it has no config.json): name the --dir of a `drq train`."
@@ -183,12 +176,6 @@ class RunFolder:
             raise UserError(
                 f"{self.config_file} is damaged ({_describe(problem)}): restore it, or choose another folder."
             ) from None
-        if found != FORMAT:
-            raise UserError(
-                f"{self.path} has run-folder format {found!r} and this version of drq reads {FORMAT}: "
-                "use the version that wrote it (config.json names it)."
-            )
-        return described
 
     @property
     def config(self) -> TrainConfig:
@@ -241,10 +228,8 @@ class RunFolder:
         rows = []
         for line, row in csv_rows(self.eval_csv, EVALUATION_COLUMNS, said) if self.eval_csv.exists() else ():
             try:
-                numbers = {column: float(value or "") for column, value in row.items()}
-                if problems is not None and not all(map(math.isfinite, numbers.values())):
-                    raise ValueError("not a finite number")
-                rows.append(numbers)
+                number = float if problems is None else finite
+                rows.append({column: number(value or "") for column, value in row.items()})
             except (ValueError, TypeError) as problem:
                 said.append(f"{self.eval_csv}, line {line}: broken row ({_describe(problem)}); skipped")
         return rows
@@ -286,6 +271,13 @@ def csv_rows(path: Path, columns: Iterable[str], problems: list[str]) -> Iterato
         problems.append(f"{path}: no such file")
     except (OSError, UnicodeDecodeError, csv.Error) as problem:
         problems.append(f"{path}: not readable as CSV ({_describe(problem)}); what came before is used")
+
+
+def finite(text: str) -> float:
+    """The number that a text is; ValueError where it is none, or none that can be averaged."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is not a finite number")
+    return value
 
 
 def _describe(problem: Exception) -> str:
