@@ -167,6 +167,16 @@ def test_a_dry_run_prints_the_runs_and_touches_nothing(tmp_path: Path, capsys: p
     assert not out.exists()
 
 
+def test_a_suite_is_kept_among_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """results/ is for what is published."""
+    suite = write_suite(tmp_path, GOOD)
+    monkeypatch.chdir(tmp_path)
+    assert run_suite(SuiteRunArguments(suite, jobs=1, dry_run=True)) == 0
+    assert f"{Path('runs', 'tiny', 'toy-reach', 'k1-m1', 'seed-1')}  " in capsys.readouterr().out
+
+
 def opened(path: Path, suite: Suite) -> SuiteFolder:
     folder = SuiteFolder(path)
     folder.open(suite)

@@ -39,7 +39,7 @@ def configs(name: str) -> dict[str, TrainConfig]:
     """One configuration for each label, of the suite's first task and seed."""
     suite = SUITES[name]
     first = [run for run in suite.runs() if (run.task, run.seed) == (suite.tasks[0], suite.seeds[0])]
-    return {run.label: suite.config(run, Path("results")) for run in first}
+    return {run.label: suite.config(run, Path("runs")) for run in first}
 
 
 def sac(config: TrainConfig) -> SACConfig:
@@ -62,10 +62,10 @@ def test_nothing_is_missing() -> None:
 @pytest.mark.parametrize("name", PAPER)
 def test_every_run_has_a_configuration_and_a_folder_of_its_own(name: str) -> None:
     suite = SUITES[name]
-    made = [suite.config(run, Path("results")) for run in suite.runs()]
+    made = [suite.config(run, Path("runs")) for run in suite.runs()]
     for run, config in zip(suite.runs(), made, strict=True):
         assert (config.task, config.seed, config.steps) == (run.task, run.seed, run.steps)
-        assert config.dir == str(Path("results", slug(run.task), slug(run.label), f"seed-{run.seed}"))
+        assert config.dir == str(Path("runs", slug(run.task), slug(run.label), f"seed-{run.seed}"))
     assert len({config.dir for config in made}) == len(made)
     assert len({dataclasses.replace(config, dir=None) for config in made}) == len(made)
 

@@ -20,8 +20,8 @@ USAGE = """usage: drq COMMAND ...
   train     train an agent: drq train dmc/walker-walk --preset planet
   eval      play a trained agent: drq eval runs/walker --episodes 10 --video walker.mp4
   tasks     list the tasks and their action repeats
-  suite     the paper's experiments: drq suite list; drq suite run planet; drq suite status results/planet
-  report    a page with curves and tables: drq report results/planet --out report.html
+  suite     the paper's experiments: drq suite list; drq suite run planet; drq suite status runs/planet
+  report    a page with curves and tables: drq report runs/planet --out report.html
   speed     how fast this machine trains
   doctor    check this machine
 

@@ -46,7 +46,7 @@ class SuiteRunArguments:
     tasks: str | None = None
     """Tasks joined by commas, with or without their family: cartpole-swingup,cheetah-run. Unset: the suite's own."""
     dir: Path | None = None
-    """Folder of the runs. Unset: results/<suite>."""
+    """Folder of the runs. Unset: runs/<suite>."""
     jobs: Jobs = "auto"
     """Runs at a time. auto: as many as the GPUs and cores of this machine carry."""
     launcher: Literal["local", "ray"] = "local"
@@ -79,7 +79,7 @@ def run_suite(args: SuiteRunArguments) -> int:
     if tasks == []:
         raise UserError("--tasks is empty: name some, as in --tasks cartpole-swingup,cheetah-run, or leave it out.")
     suite = find_suite(args.suite).narrowed(tasks=tasks, seeds=args.seeds, steps=args.steps)
-    folder = SuiteFolder(args.dir or Path("results") / slug(suite.name))
+    folder = SuiteFolder(args.dir or Path("runs") / slug(suite.name))
     jobs = [Job(run, suite.config(run, folder.path)) for run in suite.runs()]
     if args.dry_run:
         folder.joined(suite)
