@@ -1,0 +1,85 @@
+"""scripts/keep_results.py: what is published of a suite's runs, and the published runs themselves."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from drq.experiments.results import read_results
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = {"config.json", "eval.csv", "finished.json", "train.csv"}
+RESULTS = [file.parent for file in sorted((ROOT / "results").rglob("config.json"))]
+
+
+def keep(folder: Path, suite: str, results: str) -> subprocess.CompletedProcess[str]:
+    script = ROOT / "scripts" / "keep_results.py"
+    return subprocess.run([sys.executable, str(script), suite, results], cwd=folder, capture_output=True, text=True)
+
+
+def make_run(folder: Path, *, finished: bool, rows: int = 99) -> None:
+    folder.mkdir(parents=True)
+    config = {"task": "atari/pong", "preset": "atari100k-eps", "seed": 1, "agent": {"type": "dqn"}, "dir": str(folder)}
+    (folder / "config.json").write_text(json.dumps({"format": 1, "label": "DrQ", "config": config}))
+    (folder / "eval.csv").write_text("env_step,agent_step,return_mean\n400000,100000,-12.0\n")
+    (folder / "train.csv").write_text("agent_step,loss\n" + "".join(f"{step}000,0.1\n" for step in range(1, rows + 1)))
+    (folder / "checkpoint").mkdir()
+    (folder / "checkpoint" / "latest.json").write_text("{}")
+    if finished:
+        (folder / "finished.json").write_text('{"steps": 100000, "seconds": 99.0}\n')
+
+
+def test_finished_runs_are_kept_without_what_is_large_or_local(tmp_path: Path) -> None:
+    suite = tmp_path / "runs" / "eps"
+    make_run(suite / "atari-pong" / "drq" / "seed-1", finished=True)
+    make_run(suite / "atari-pong" / "drq" / "seed-2", finished=False)
+    (suite / "suite.json").write_text('{"runs": []}')
+    done = keep(tmp_path, "runs/eps", "results/eps")
+    assert (done.returncode, done.stdout) == (0, "1 runs kept in results/eps.\n")
+    kept = tmp_path / "results" / "eps"
+    assert sorted(path.name for path in kept.rglob("seed-*")) == ["seed-1"]
+    run = kept / "atari-pong" / "drq" / "seed-1"
+    assert {path.name for path in run.iterdir()} == FILES
+    assert str(tmp_path) not in "".join(path.read_text() for path in kept.rglob("*") if path.is_file())
+    assert json.loads((run / "config.json").read_text())["config"]["dir"] == "results/eps/atari-pong/drq/seed-1"
+    heading, *rows = (run / "train.csv").read_text().splitlines()
+    assert (heading, len(rows), rows[0], rows[-1]) == ("agent_step,loss", 50, "1000,0.1", "99000,0.1")
+    assert (kept / "suite.json").read_text() == '{"runs": []}'
+
+
+def test_a_short_curve_is_kept_whole(tmp_path: Path) -> None:
+    run = tmp_path / "eps" / "toy-reach" / "drq" / "seed-1"
+    make_run(run, finished=True, rows=3)
+    (tmp_path / "eps" / "suite.json").write_text("{}")
+    keep(tmp_path, "eps", "kept")
+    assert (tmp_path / "kept/toy-reach/drq/seed-1/train.csv").read_text() == (run / "train.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("suite", "results", "said"),
+    [("nothing", "results", "nothing holds no suite"), (".", "/elsewhere", "/elsewhere is a path of this machine")],
+)
+def test_mistakes_are_said(tmp_path: Path, suite: str, results: str, said: str) -> None:
+    done = keep(tmp_path, suite, results)
+    assert done.returncode == 1
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_published_runs_are_whole_and_name_their_commit() -> None:
+    assert RESULTS
+    for run in RESULTS:
+        assert {path.name for path in run.iterdir()} == FILES, run
+        described = json.loads((run / "config.json").read_text())
+        assert described["config"]["dir"] == run.relative_to(ROOT).as_posix()
+        assert re.fullmatch("[0-9a-f]{40}", described["git_commit"]), run
+        assert not re.search(r'"/', (run / "config.json").read_text()), run
+        assert (run / "train.csv").stat().st_size < 10_000
+    runs, _ = read_results([ROOT / "results"])
+    assert len(runs) == len(RESULTS)
+    assert all(run.status == "finished" and len(run.returns) for run in runs)
