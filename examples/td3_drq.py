@@ -1,57 +1,85 @@
-"""DrQ for an agent of your own: TD3 from pixels, on a toy task, in one file.
+"""DrQ for an agent of your own: TD3 from pixels, in one file.
 
-    python examples/td3_drq.py                          TD3 + DrQ, under a minute on one CPU core
-    python examples/td3_drq.py --augmentation none      TD3 as it is
-    python examples/td3_drq.py --k 1 --m 1              one view each (RAD)
+    python examples/td3_drq.py                              TD3 + DrQ on a toy task, minutes on one CPU core
+    python examples/td3_drq.py --agent.augmentation none    TD3 as it is
+    python examples/td3_drq.py --agent.k 1 --agent.m 1      one view each (RAD)
 
-Everything below is ordinary TD3 except for the lines marked DrQ.
+The agent is ordinary TD3 except for the lines marked DrQ. It is trained by the package: `drq.train` brings the loop,
+evaluations, checkpoints and exact resume, and the backend that it is constructed with brings CUDA graphs and kernels
+where there is a GPU. One row in `drq.agents.AGENTS` would make `drq train TASK --agent td3` of it:
+
+    "td3": AgentKind(TD3Config, "td3_drq:TD3", "continuous"),
 """
 
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-import numpy as np
 import torch
 import tyro
 from torch import Generator, Tensor, nn
 
-from drq import augment, envs, regularize
-from drq.config import EnvConfig
-from drq.envs import Environment, EnvSpec
-from drq.replay import Batch, Replay
+import drq
+from drq import regularize
+from drq.agents import Returns, UpdateResult
+from drq.augment import parse
+from drq.backend import Backend
+from drq.config import AgentConfig
+from drq.envs import EnvSpec
+from drq.networks import make_encoder
+from drq.replay import Batch
 
-DISCOUNT, BATCH, TAU, LEARNING_RATE = 0.9, 32, 0.03, 1e-3
-EXPLORATION, SMOOTHING, SMOOTHING_LIMIT = 0.8, 0.2, 0.5
-ACTOR_EVERY = 2
-CENTRE = 0.02
-"""Weight of a penalty that keeps the actor's tanh out of saturation while the critic knows little."""
-SEED_STEPS = 300
-"""Agent steps with random actions before the first update."""
+
+@dataclass(frozen=True)
+class TD3Config(AgentConfig):
+    """Twin delayed deterministic policy gradient, regularised by DrQ. The defaults are for small pictures."""
+
+    batch_size: int = 32
+    """Transitions in a mini-batch."""
+    discount: float = 0.9
+    """Discount factor gamma."""
+    seed_steps: int = 300
+    """Agent steps with uniformly random actions before the first update."""
+    learning_rate: float = 1e-3
+    """Adam's, for actor and critic."""
+    tau: float = 0.03
+    """Rate of the target networks' moving average."""
+    exploration: float = 0.8
+    """Standard deviation of the noise on exploring actions."""
+    smoothing: float = 0.2
+    """The same for actions in the target, at most `smoothing_limit`."""
+    smoothing_limit: float = 0.5
+    """Bound of that noise."""
+    actor_every: int = 2
+    """Updates between two updates of the actor and the target networks."""
+    centre: float = 0.02
+    """Weight of a penalty that keeps the actor's tanh out of saturation while the critic knows little."""
+    encoder: str = "d4pg"
+    """Convolutions."""
+    pad: int = 2
+    """Random shift: 2 pixels of a small picture are as much as 4 of a large one."""
+
+
+class Draws(NamedTuple):
+    """The random numbers of one update."""
+
+    transformations: regularize.Transformations
+    smoothing: Tensor
 
 
 class Networks(nn.Module):
     """The convolutions, an actor and a twin critic on their features."""
 
-    def __init__(self, spec: EnvSpec) -> None:
+    def __init__(self, backend: Backend, spec: EnvSpec, encoder: str) -> None:
         super().__init__()
-        channels, height, width = spec.observation_shape
-        convolutions = nn.Sequential(
-            nn.Conv2d(channels, 32, 3, stride=2), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Flatten()
-        )
-        size = convolutions(torch.zeros(1, channels, height, width)).shape[1]
-        self.encoder = nn.Sequential(convolutions, nn.Linear(size, 50), nn.LayerNorm(50), nn.Tanh())
+        self.encoder = make_encoder(encoder, spec.observation_shape, backend)
+        self.trunk = nn.Sequential(nn.Linear(self.encoder.output_size, 50), nn.LayerNorm(50), nn.Tanh())
         self.actor = nn.Sequential(*hidden_layers(50), nn.Linear(128, spec.action_size))
         self.q1, self.q2 = (
             nn.Sequential(*hidden_layers(50 + spec.action_size), nn.Linear(128, 1)) for _ in range(2)
         )
-
-    def encode(self, images: Tensor) -> Tensor:
-        features: Tensor = self.encoder(images.float() / 255)
-        return features
-
-    def policy(self, features: Tensor) -> Tensor:
-        return torch.tanh(self.actor(features))
 
     def q(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         joined = torch.cat([features, action], dim=1)
@@ -63,118 +91,105 @@ def hidden_layers(inputs: int) -> list[nn.Module]:
 
 
 class TD3:
-    """Twin delayed deterministic policy gradient. The critic's loss alone trains the convolutions."""
+    """An agent as `drq.agents.Agent` describes it. The critic's loss alone trains the convolutions."""
 
-    def __init__(self, spec: EnvSpec, augmentation: str, k: int, m: int) -> None:
-        self.online = Networks(spec)
-        self.target = copy.deepcopy(self.online).requires_grad_(False)
-        online = self.online
-        self.critic_parameters = [*online.encoder.parameters(), *online.q1.parameters(), *online.q2.parameters()]
-        self.actor_parameters = list(online.actor.parameters())
-        self.critic_optimizer = torch.optim.Adam(self.critic_parameters, LEARNING_RATE)
-        self.actor_optimizer = torch.optim.Adam(self.actor_parameters, LEARNING_RATE)
+    def __init__(self, spec: EnvSpec, config: TD3Config, backend: Backend) -> None:
+        self.config, self.backend = config, backend
+        self.batch_size, self.action_size = config.batch_size, spec.action_size
         self.image_size = spec.frame_shape[1], spec.frame_shape[2]
-        # 2 pixels of a small picture are as much as 4 of a large one.
-        self.f = augment.parse(augmentation, pad=2)  # DrQ
-        self.k, self.m = k, m  # DrQ
-        self.updates = 0
+        self.f = backend.augmentation(parse(config.augmentation, pad=config.pad))  # DrQ
+        self.online = Networks(backend, spec, config.encoder).to(backend.device)
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+        self.modules = nn.ModuleDict({"online": self.online, "target": self.target})
+        self.actor_parameters = list(self.online.actor.parameters())
+        theirs = set(self.actor_parameters)
+        self.critic_parameters = [p for p in self.online.parameters() if p not in theirs]
+        self.optimizers = {
+            "critic": backend.adam(self.critic_parameters, config.learning_rate),
+            "actor": backend.adam(self.actor_parameters, config.learning_rate),
+        }
+
+    def exploration(self, count: int, agent_step: int, generator: Generator) -> Tensor:
+        return self.config.exploration * torch.randn(count, self.action_size, generator=generator)
+
+    def evaluation(self, count: int, generator: Generator) -> Tensor:
+        return torch.zeros(count, self.action_size)
 
     @torch.no_grad()
-    def act(self, observation: np.ndarray) -> np.ndarray:
-        features = self.online.encode(torch.from_numpy(observation)[None])
-        action: np.ndarray = self.online.policy(features)[0].numpy()
-        return action
+    def act(self, obs: Tensor, noise: Tensor) -> Tensor:
+        features = self.features(self.online, obs)
+        return (torch.tanh(self.online.actor(features)) + noise).clamp(-1, 1)
 
-    def update(self, batch: Batch, generator: Generator) -> None:
-        drawn = regularize.draw(self.f, BATCH, self.k, self.m, self.image_size, generator)  # DrQ
-        next_views = regularize.views(self.f, batch.next_obs, drawn.nu_next)  # DrQ: not batch.next_obs
-        views = regularize.views(self.f, batch.obs, drawn.nu)  # DrQ: not batch.obs
+    def draw(self, generator: Generator) -> Draws:
+        c = self.config
+        size = c.k * c.batch_size, self.action_size
+        noise = c.smoothing * torch.randn(size, generator=generator, device=generator.device)
+        return Draws(
+            regularize.draw(self.f, c.batch_size, c.k, c.m, self.image_size, generator),  # DrQ
+            noise.clamp(-c.smoothing_limit, c.smoothing_limit),
+        )
 
-        def value(next_obs: Tensor) -> Tensor:
-            features = self.target.encode(next_obs)
-            noise = SMOOTHING * torch.randn(len(next_obs), batch.action.shape[1], generator=generator)
-            action = self.target.policy(features) + noise.clamp(-SMOOTHING_LIMIT, SMOOTHING_LIMIT)
-            return torch.minimum(*self.target.q(features, action.clamp(-1, 1)))
+    def phase(self, update: int) -> bool:
+        return update % self.config.actor_every == 0
 
-        def squared_error(q: Tensor, y: Tensor) -> Tensor:
-            return (q - y) ** 2
+    def returns(self, update: int) -> Returns:
+        return Returns(self.config.n_step, self.config.discount)
 
-        y = regularize.target(batch, next_views, value)  # DrQ: r + γ value(s'), averaged over K views
-        action = regularize.repeat(batch.action, self.m)  # DrQ: one for each view, not batch.action
-        q1, q2 = self.online.q(self.online.encode(views), action)
-        loss = regularize.loss(q1, y, squared_error) + regularize.loss(q2, y, squared_error)  # DrQ: over M views
-        descend(self.critic_optimizer, loss, self.critic_parameters)
+    def before_update(self, update: int, seed: int) -> None:
+        pass
 
-        if self.updates % ACTOR_EVERY == 0:
-            features = self.online.encode(views[:BATCH]).detach()
-            before_tanh = self.online.actor(features)
-            q1, _ = self.online.q(features, torch.tanh(before_tanh))
-            loss = CENTRE * before_tanh.square().mean() - q1.mean()
-            descend(self.actor_optimizer, loss, self.actor_parameters)
+    def update(self, batch: Batch, draws: Draws, phase: bool) -> UpdateResult:
+        c, online = self.config, self.online
+        views = self.backend.views(self.f, batch.obs, draws.transformations.nu)  # DrQ: not batch.obs
+        action = regularize.repeat(batch.action, c.m)  # DrQ: one for each view, not batch.action
+        q1, q2 = online.q(self.features(online, views), action)
+        y = regularize.repeat(self.backend.run_beside(self.targets, batch, draws), c.m)  # DrQ: the same for each view
+        loss1, errors = regularize.loss((q1 - y) ** 2, batch)  # DrQ: the mean over M views
+        loss2, _ = regularize.loss((q2 - y) ** 2, batch)  # DrQ
+        self.backend.descend(self.optimizers["critic"], loss1 + loss2, self.critic_parameters)
+
+        if phase:
             with torch.no_grad():
-                for averaged, new in zip(self.target.parameters(), self.online.parameters(), strict=True):
-                    averaged.lerp_(new, TAU)
-        self.updates += 1
+                features = self.features(online, views.chunk(c.m)[0])
+            before_tanh = online.actor(features)
+            q1, _ = online.q(features, torch.tanh(before_tanh))
+            loss = c.centre * before_tanh.square().mean() - q1.mean()
+            self.backend.descend(self.optimizers["actor"], loss, self.actor_parameters)
+            with torch.no_grad():
+                torch._foreach_lerp_(list(self.target.parameters()), list(online.parameters()), c.tau)
+        return UpdateResult({"critic_loss": (loss1 + loss2).detach(), "target_q": y.mean()}, errors)
+
+    @torch.no_grad()
+    def targets(self, batch: Batch, draws: Draws) -> Tensor:
+        next_views = self.backend.views(self.f, batch.next_obs, draws.transformations.nu_next)  # DrQ
+        features = self.features(self.target, next_views)
+        action = (torch.tanh(self.target.actor(features)) + draws.smoothing).clamp(-1, 1)
+        value = torch.minimum(*self.target.q(features, action))
+        return regularize.target(batch, value)  # DrQ: r + γ value(s'), averaged over K views
+
+    def features(self, networks: Networks, observations: drq.Views) -> Tensor:
+        # The trunk is ordinary PyTorch, in float32; the encoder may give fewer digits.
+        features: Tensor = networks.trunk(self.backend.encode(networks.encoder, observations).float())
+        return features
 
 
-def descend(optimizer: torch.optim.Optimizer, loss: Tensor, parameters: list[nn.Parameter]) -> None:
-    optimizer.zero_grad()
-    loss.backward(inputs=parameters)
-    optimizer.step()
+SETTINGS = replace(
+    drq.preset("cpu", "toy/reach"),
+    agent=TD3Config(),
+    steps=3_000,
+    dir="runs/td3",
+    env=drq.EnvConfig(image_size=24, frame_stack=1),
+    eval=drq.EvalConfig(every=0, episodes=20, video=False),
+)
 
 
-def evaluate(agent: TD3, env: Environment, episodes: int) -> float:
-    """Mean return without exploration."""
-    total = 0.0
-    for episode in range(episodes):
-        frame, done = env.reset(seed=10_000 + episode), False
-        while not done:
-            frame, _, _, done, score = env.step(agent.act(frame))
-            total += score
-    return total / episodes
-
-
-def train(
-    steps: int = 3000, seed: int = 1, augmentation: str = "shift", k: int = 2, m: int = 2, episodes: int = 20
-) -> float:
-    """Trains TD3 with DrQ on toy/reach and evaluates it.
-
-    Args:
-        steps: agent steps to train for.
-        seed: everything random follows from it.
-        augmentation: shift, cutout, hflip, vflip, rotate, intensity, none, or several joined by `+`.
-        k: views of the next observation averaged in the target.
-        m: views of the observation averaged in the loss.
-        episodes: episodes of the evaluation at the end.
-    """
-    torch.manual_seed(seed)
-    generator = Generator().manual_seed(seed)
-    env = envs.make("toy/reach", EnvConfig(image_size=24, frame_stack=1), action_repeat=1)
-    agent = TD3(env.spec, augmentation, k, m)
-    replay = Replay(env.spec, capacity=steps, discount=DISCOUNT, device=torch.device("cpu"))
-    random = np.random.default_rng(seed)
-
-    episode, frame = 0, env.reset(seed)
-    replay.begin(frame)
-    for agent_step in range(steps):
-        if agent_step < SEED_STEPS:
-            action = random.uniform(-1, 1, env.spec.action_size).astype(np.float32)
-        else:
-            noise = EXPLORATION * random.standard_normal(env.spec.action_size)
-            action = np.clip(agent.act(frame) + noise, -1, 1).astype(np.float32)
-            agent.update(replay.gather(replay.sample(BATCH, generator)), generator)
-        frame, reward, discount, done, _ = env.step(action)
-        replay.add(action, reward, discount, done, frame)
-        if done:
-            episode += 1
-            frame = env.reset(seed + episode)
-            replay.begin(frame)
-
-    mean = evaluate(agent, env, episodes)
-    spec = env.spec
-    print(f"return {mean:.1f} after {steps:,} agent steps (random {spec.random_return}, perfect {spec.perfect_return})")
-    return mean
+def train(config: drq.TrainConfig = SETTINGS) -> float:
+    """Trains TD3 with DrQ through the package's own loop; gives the mean return of the last evaluation."""
+    spec, backend = drq.describe(config)
+    torch.manual_seed(config.seed)
+    assert isinstance(config.agent, TD3Config)
+    return drq.train(config, agent=TD3(spec, config.agent, backend)).final_return
 
 
 if __name__ == "__main__":
-    tyro.cli(train)
+    train(tyro.cli(drq.TrainConfig, default=SETTINGS, config=(tyro.conf.AvoidSubcommands,)))

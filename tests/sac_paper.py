@@ -86,12 +86,14 @@ class Paper:
         joined = torch.cat([self.features(network, self.convolved(network, image)), action])
         return self.layers(f"{network}.q1", joined)[0], self.layers(f"{network}.q2", joined)[0]
 
-    def update(self, batch: Batch, draws: Draws, number: int) -> None:
+    def update(self, batch: Batch, draws: Draws, number: int) -> list[float]:
+        """Gives each transition's squared error, averaged over views."""
         config, nu = self.config, draws.transformations
         n, actions = batch.action.shape
         alpha = self.w["temperature.log_alpha"].detach().exp()
         # Line by line of Algorithm 1.
         j_q = torch.zeros((), dtype=torch.float64)
+        errors = [0.0] * n
         for i in range(n):
             with torch.no_grad():
                 mean_value = torch.zeros((), dtype=torch.float64)
@@ -103,7 +105,9 @@ class Paper:
             for m in range(config.m):
                 s = self.shifted(batch.obs[i], nu.nu[m * n + i])
                 q1, q2 = self.q("critic", s, batch.action[i])
-                j_q = j_q + ((q1 - y) ** 2 + (q2 - y) ** 2) / (n * config.m)
+                error = (q1 - y) ** 2 + (q2 - y) ** 2
+                errors[i] += float(error.detach()) / config.m
+                j_q = j_q + error * (1 if batch.weights is None else batch.weights[i]) / (n * config.m)
         self.descend("critic", j_q, self.critic_names)
 
         if number % config.actor_every == 0:
@@ -122,6 +126,7 @@ class Paper:
             for name in self.names("target."):
                 online = self.w[name.replace("target.", "critic.", 1)].detach()
                 self.w[name] = (1 - config.tau) * self.w[name] + config.tau * online
+        return errors
 
     def descend(self, optimizer: str, loss: Tensor, names: list[str]) -> None:
         gradients = torch.autograd.grad(loss, [self.w[name] for name in names])

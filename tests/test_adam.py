@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from drq.agents.adam import FusedAdam
+from drq.engine.adam import FusedAdam
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -51,7 +51,7 @@ def test_clipping_bit_for_bit(device: str, max_norm: float) -> None:
             one.grad, other.grad = gradient, gradient.clone()
         expected = nn.utils.clip_grad_norm_(theirs, max_norm)
         their_adam.step()
-        norm = our_adam.step(max_norm=max_norm)
+        norm = our_adam.clip_and_step(max_norm)
         assert norm.shape == ()
         assert torch.equal(norm, expected)
         for one, other in zip(ours, theirs, strict=True):
@@ -61,7 +61,7 @@ def test_clipping_bit_for_bit(device: str, max_norm: float) -> None:
 def test_training_does_not_load_the_compiler() -> None:
     """It takes seconds, which is what this optimiser is for."""
     program = (
-        "import sys, torch; from drq.agents.adam import FusedAdam\n"
+        "import sys, torch; from drq.engine.adam import FusedAdam\n"
         "p = torch.nn.Parameter(torch.ones(3)); adam = FusedAdam([p], 1e-3)\n"
         "p.square().sum().backward(); adam.step(); adam.zero_grad()\n"
         "assert (p < 1).all()\n"

@@ -13,22 +13,30 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from drq import regularize
-from drq.agents.adam import FusedAdam
 from drq.augment import Augmentation, Compose, Intensity, parse
-from drq.engine import kernels
-from drq.engine.fused import FusedEncoding, StackedEncoding
+from drq.backend import Backend, StackedFrames
+from drq.engine import EngineSettings, FastBackend, kernels
+from drq.engine.adam import FusedAdam
+from drq.engine.backend import FrameViews
 from drq.engine.graphs import WARMUPS, Captured
 from drq.engine.kernels import runtime
 from drq.engine.kernels.adam import ELEMENTS, MAX_PARAMETERS
 from drq.envs.protocol import EnvSpec
 from drq.networks.encoders import PixelEncoder
-from drq.replay import Replay, StackedFrames
+from drq.replay import Replay, UniformSampler
+
+
+def fast_backend(device: str) -> FastBackend:
+    """With kernels, emulated or not."""
+    settings = EngineSettings(torch.device(device), "float32", False, False, kernels=True, eval_process=False)
+    backend = FastBackend(settings)
+    backend.kernels = True
+    return backend
 
 
 def filled_replay(device: str, spec: EnvSpec, n_step: int, *, capacity: int = 40, added: int = 90) -> Replay:
     """Twice round its ring, in episodes of all lengths, some of which end at a time limit, some in a terminal state."""
-    replay = Replay(spec, capacity, n_step=n_step, discount=0.9, device=torch.device(device))
+    replay = Replay(spec, capacity, n_step=n_step, discount=0.9, backend=Backend(device))
     random = np.random.default_rng(n_step)
     left = 0
     for _ in range(added):
@@ -49,8 +57,11 @@ def test_transitions_are_the_replays(kernel_device: str, n_step: int, kind: str)
     spec = EnvSpec("toy/any", (1, 4, 4), 3, kind, 4 if kind == "discrete" else 6, 1, None)
     replay = filled_replay(kernel_device, spec, n_step)
     random = replay.draw(300, torch.Generator(kernel_device).manual_seed(1))
-    assert len(replay.slots(random).unique()) == replay.sampleable  # every transition is compared
-    expected, found = replay.gather(replay.slots(random)), kernels.transitions(replay, random)
+    choice = UniformSampler().choose(replay, random)
+    assert len(choice.slots.unique()) == replay.sampleable  # every transition is compared
+    expected, found = replay.gather(choice), kernels.transitions(replay, random)
+    assert found.slots is not None
+    assert torch.equal(found.slots, choice.slots)
     assert torch.equal(found.action, expected.action)
     assert found.action.dtype == expected.action.dtype
     torch.testing.assert_close(found.reward, expected.reward)
@@ -58,7 +69,7 @@ def test_transitions_are_the_replays(kernel_device: str, n_step: int, kind: str)
     for ours, theirs in ((found.obs, expected.obs), (found.next_obs, expected.next_obs)):
         assert isinstance(ours, StackedFrames)
         assert isinstance(theirs, StackedFrames)
-        assert ours.frames is replay.frames
+        assert ours.frames is replay.rings.frames
         assert torch.equal(ours.slots, theirs.slots)
 
 
@@ -67,7 +78,9 @@ def assert_views_are_those_of_algorithm_1(device: str, f: Augmentation, channels
     frames = torch.randint(0, 256, (9, channels, 11, 13), dtype=torch.uint8, device=device)
     states = StackedFrames(frames, torch.randint(0, 9, (5, stack), device=device))
     nu = f.sample(3 * 5, (11, 13), torch.Generator(device).manual_seed(0))
-    found, expected = StackedEncoding(f).views(f, states, nu), regularize.views(f, states, nu)
+    found, expected = fast_backend(device).views(f, states, nu), Backend(device).views(f, states, nu)
+    assert isinstance(found, torch.Tensor)
+    assert isinstance(expected, torch.Tensor)
     assert found.dtype == expected.dtype
     assert torch.equal(found, expected)
     return found
@@ -124,20 +137,21 @@ def test_stacked_views_are_made_in_one_launch(kernel_device: str, name: str) -> 
     frames = torch.zeros(9, 1, 11, 13, dtype=torch.uint8, device=kernel_device)
     states = StackedFrames(frames, torch.zeros(5, 4, dtype=torch.int64, device=kernel_device))
     nu = f.sample(10, (11, 13), torch.Generator(kernel_device))
+    backend = fast_backend(kernel_device)
     with Recorded() as recorded:
-        StackedEncoding(f).views(f, states, nu)
+        backend.views(f, states, nu)
     assert recorded.names == ["drq::stacked_views"]
 
 
 def optimizers(device: str, shapes: list[tuple[int, ...]]) -> tuple[FusedAdam, FusedAdam]:
     """Equal ones, the second of which uses the kernel."""
     torch.manual_seed(0)
+    ours_on = torch.device(device)
     initial = [torch.randn(shape, device=device) for shape in shapes]
     initial = [v.to(memory_format=torch.channels_last) if v.dim() == 4 else v for v in initial]
-    plain, ours = (
-        FusedAdam([nn.Parameter(value.clone()) for value in initial], 1e-2, (0.8, 0.95), 1.5e-4) for _ in range(2)
-    )
-    ours.descend = kernels.Adam(torch.device(device))
+    rates = 1e-2, (0.8, 0.95), 1.5e-4
+    plain = FusedAdam([nn.Parameter(value.clone()) for value in initial], *rates)
+    ours = FusedAdam([nn.Parameter(value.clone()) for value in initial], *rates, lambda: kernels.Adam(ours_on))
     return plain, ours
 
 
@@ -152,7 +166,7 @@ def assert_same_steps(
             plain.step()
             ours.step()
         else:
-            torch.testing.assert_close(ours.step(max_norm=max_norm), plain.step(max_norm=max_norm))
+            torch.testing.assert_close(ours.clip_and_step(max_norm), plain.clip_and_step(max_norm))
     for one, other in zip(plain.param_groups[0]["params"], ours.param_groups[0]["params"], strict=True):
         torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
         for key, value in plain.state[one].items():
@@ -180,7 +194,7 @@ def test_the_norm_of_few_and_many_blocks(kernel_device: str, blocks: int) -> Non
     (parameter,) = ours.param_groups[0]["params"]
     for _ in range(2):
         parameter.grad = torch.randn_like(parameter)
-        norm = ours.step(max_norm=1.0)
+        norm = ours.clip_and_step(1.0)
         torch.testing.assert_close(norm.double(), parameter.grad.double().norm())
 
 
@@ -190,7 +204,7 @@ def test_a_limit_that_is_not_reached_changes_no_bit(kernel_device: str) -> None:
     for one, other in zip(free.param_groups[0]["params"], limited.param_groups[0]["params"], strict=True):
         one.grad = other.grad = torch.randn_like(one)
     free.step()
-    limited.step(max_norm=1e6)
+    limited.clip_and_step(1e6)
     for one, other in zip(free.param_groups[0]["params"], limited.param_groups[0]["params"], strict=True):
         assert torch.equal(one, other)
 
@@ -201,8 +215,8 @@ def test_clipping_gradients_without_a_direction(kernel_device: str, value: float
     for optimizer in (plain, ours):
         first, second = optimizer.param_groups[0]["params"]
         first.grad, second.grad = torch.zeros_like(first), torch.full_like(second, value)
-    expected = plain.step(max_norm=1.0)
-    torch.testing.assert_close(ours.step(max_norm=1.0), expected, equal_nan=True)
+    expected = plain.clip_and_step(1.0)
+    torch.testing.assert_close(ours.clip_and_step(1.0), expected, equal_nan=True)
     for one, other in zip(plain.param_groups[0]["params"], ours.param_groups[0]["params"], strict=True):
         torch.testing.assert_close(other, one, equal_nan=True)
 
@@ -214,7 +228,7 @@ def test_equal_steps_give_equal_bits(kernel_device: str) -> None:
         for _ in range(3):
             for parameter in ours.param_groups[0]["params"]:
                 parameter.grad = torch.randn_like(parameter)
-            norms.append(ours.step(max_norm=1.0))
+            norms.append(ours.clip_and_step(1.0))
         return [*norms, *ours.param_groups[0]["params"]]
 
     first = trained()
@@ -243,7 +257,7 @@ def test_launches_of_a_step(
     assert_same_steps(plain, ours, 1)  # makes the moments
     made.clear()
     with Recorded() as recorded:
-        ours.step() if max_norm is None else ours.step(max_norm=max_norm)
+        ours.step() if max_norm is None else ours.clip_and_step(max_norm)
     assert made == launches
     assert set(recorded.names) <= {"aten::empty.memory_format"}
 
@@ -268,12 +282,12 @@ def test_steps_as_a_graph() -> None:
     for optimizer in (eager, replayed):
         for parameter, gradient in zip(optimizer.param_groups[0]["params"], gradients, strict=True):
             parameter.grad = gradient
-    graph = Captured(lambda: replayed.step(max_norm=1.0), [])
+    graph = Captured(lambda: replayed.clip_and_step(1.0), [])
     for _ in range(WARMUPS):
-        eager.step(max_norm=1.0)
+        eager.clip_and_step(1.0)
     for factor in (2.0, 0.1):
         torch._foreach_mul_(gradients, factor)
-        assert torch.equal(graph.replay(), eager.step(max_norm=1.0))
+        assert torch.equal(graph.replay(), eager.clip_and_step(1.0))
     for one, other in zip(eager.param_groups[0]["params"], replayed.param_groups[0]["params"], strict=True):
         assert torch.equal(one, other)
         assert eager.state[one]["step"] == replayed.state[other]["step"] == WARMUPS + 2
@@ -305,19 +319,49 @@ def test_stacked_views_inside_compiled_code(kernel_device: str, name: str) -> No
     frames = torch.randint(0, 256, (9, 1, 11, 13), dtype=torch.uint8, device=kernel_device)
     slots = torch.randint(0, 9, (5, 4), device=kernel_device)
     nu = f.sample(10, (11, 13), torch.Generator(kernel_device).manual_seed(0))
-    encoding = StackedEncoding(f)
+    backend = fast_backend(kernel_device)
 
     def views(slots: torch.Tensor, nu: torch.Tensor) -> torch.Tensor:
-        return encoding.views(f, StackedFrames(frames, slots), nu)
+        made = backend.views(f, StackedFrames(frames, slots), nu)
+        assert isinstance(made, torch.Tensor)
+        return made
 
-    expected = regularize.views(f, StackedFrames(frames, slots), nu)
+    expected = Backend(kernel_device).views(f, StackedFrames(frames, slots), nu)
     for made in (views, torch.compile(views, backend="aot_eager", fullgraph=True)):
         assert torch.equal(made(slots, nu), expected)
 
 
 def test_observations_are_encoded_as_the_encoder_does(kernel_device: str) -> None:
-    encoder = PixelEncoder("sac-ae", (9, 32, 30)).to(kernel_device)
+    encoder = PixelEncoder("sac-ae", (9, 32, 30), Backend()).to(kernel_device)
     obs = torch.randint(0, 256, (2, 9, 32, 30), dtype=torch.uint8, device=kernel_device)
+    backend = fast_backend(kernel_device)
+    backend.fused, backend._frame_shape = True, (3, 32, 30)
     with torch.no_grad():
-        expected, found = encoder(obs), FusedEncoding((3, 32, 30)).seen(encoder, obs)
+        expected, found = encoder(obs), backend.encode(encoder, obs)
     assert float((found.float() - expected).norm() / expected.norm()) < 1e-2
+
+
+@pytest.mark.parametrize("name", ["shift", "none"])
+def test_views_that_are_never_written_out_are_encoded_as_those_that_are(kernel_device: str, name: str) -> None:
+    """From the replay's frames to features: of all views, of some of them, and by two encoders at once."""
+    f = parse(name)
+    encoder, other = (PixelEncoder("d4pg", (6, 20, 23), Backend()).to(kernel_device) for _ in range(2))
+    frames = torch.randint(0, 256, (9, 3, 20, 23), dtype=torch.uint8, device=kernel_device)
+    states = StackedFrames(frames, torch.randint(0, 9, (3, 2), device=kernel_device))
+    nu = f.sample(2 * 3, (20, 23), torch.Generator(kernel_device).manual_seed(0))
+    ours, plain = fast_backend(kernel_device), Backend(kernel_device)
+    ours.fused = True
+    views, expected_views = ours.views(f, states, nu), plain.views(f, states, nu)
+    assert isinstance(views, FrameViews)
+    assert isinstance(expected_views, torch.Tensor)
+
+    def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+        assert found.shape == expected.shape
+        assert float((found.float() - expected).norm() / expected.norm()) < 1e-2
+
+    with torch.no_grad():
+        for part, expected_part in zip(views.chunk(2), expected_views.chunk(2), strict=True):
+            assert_close(ours.encode(encoder, part), encoder(expected_part))
+        both = ours.encode_with_both(encoder, other, views)
+        for found, each in zip(both, (encoder, other), strict=True):
+            assert_close(found, each(expected_views))

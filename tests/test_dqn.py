@@ -20,19 +20,20 @@ from torch import Tensor
 
 from drq.agents import make_agent
 from drq.agents.dqn import DQN
+from drq.backend import Backend
 from drq.config import DQNConfig, EngineConfig, EnvConfig, EvalConfig, ReplayConfig, TrainConfig
+from drq.engine import EngineSettings, FastBackend
 from drq.envs.protocol import EnvSpec
 from drq.presets import preset
 from drq.replay import Batch
 from drq.training.loop import train
 
-CPU = torch.device("cpu")
 SIZE, ACTIONS, N = 36, 5, 6
 SPEC = EnvSpec("atari/tiny", (1, SIZE, SIZE), 2, "discrete", ACTIONS, 4, None)
 
 
-def make(seed: int = 0, **settings: Any) -> DQN:
-    agent = make_agent(SPEC, DQNConfig(batch_size=N, hidden_dim=24, **settings), CPU, seed)
+def make(seed: int = 0, backend: Backend | None = None, **settings: Any) -> DQN:
+    agent = make_agent(SPEC, DQNConfig(batch_size=N, hidden_dim=24, **settings), backend or Backend(), seed)
     assert isinstance(agent, DQN)
     return agent
 
@@ -46,6 +47,11 @@ def random_batch(seed: int) -> Batch:
     discount = torch.tensor([0.99**10, 0.0, 0.99**10, 0.99**3, 0.99, 0.0])
     action = torch.randint(ACTIONS, (N,), generator=g)
     return Batch(images(), action, 3 * torch.randn(N, generator=g), discount, images())
+
+
+def values(agent: DQN, obs: Tensor) -> Tensor:
+    found: Tensor = agent.online(agent.online.encoder(obs))
+    return found
 
 
 # An independent transcription: one image at a time, one view at a time, Adam and the clipping by hand.
@@ -90,12 +96,14 @@ class Oracle:
     def q(self, w: dict[str, Tensor], image: Tensor) -> Tensor:
         return oracle_q(w, image, dueling=self.c.dueling, shared=self.c.shared_hidden)
 
-    def update(self, batch: Batch, nu: Tensor, nu_next: Tensor) -> dict[str, float]:
+    def update(self, batch: Batch, nu: Tensor, nu_next: Tensor) -> tuple[dict[str, float], list[float]]:
+        """Gives metrics, and each transition's error, averaged over views."""
         c = self.c
         assert isinstance(batch.obs, Tensor)
         assert isinstance(batch.next_obs, Tensor)
         w = {name: p.requires_grad_(True) for name, p in self.online.items()}
-        losses, targets, values = [], [], []
+        losses, targets, predicted = [], [], []
+        errors = [0.0] * N
         for i in range(N):
             bootstrap = 0.0
             for k in range(c.k):
@@ -109,10 +117,12 @@ class Oracle:
                 q = self.q(w, oracle_augment(batch.obs[i], nu[m * N + i]))[int(batch.action[i])]
                 error = (q - y).abs()
                 if c.loss == "squared":
-                    losses.append(error**2)
+                    error = error**2
                 else:
-                    losses.append(0.5 * error**2 if float(error.detach()) < 1 else error - 0.5)
-                values.append(float(q.detach()))
+                    error = 0.5 * error**2 if float(error.detach()) < 1 else error - 0.5
+                errors[i] += float(error.detach()) / c.m
+                losses.append(error if batch.weights is None else error * batch.weights[i].double())
+                predicted.append(float(q.detach()))
         loss = sum(losses[1:], losses[0]) / len(losses)
         gradients = dict(zip(w, torch.autograd.grad(loss, list(w.values())), strict=True))
         norm = math.sqrt(sum(float((g**2).sum()) for g in gradients.values()))
@@ -129,12 +139,13 @@ class Oracle:
             self.online[name] = moved
         if self.updates % c.target_every == 0:
             self.target = {name: p.detach().clone() for name, p in self.online.items()}
-        return {
+        metrics = {
             "loss": float(loss.detach()),
-            "q": sum(values) / len(values),
+            "q": sum(predicted) / len(predicted),
             "target_q": sum(targets) / N,
             "grad_norm": norm,
         }
+        return metrics, errors
 
 
 CASES: list[dict[str, Any]] = [
@@ -149,8 +160,9 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
 @pytest.mark.parametrize("settings", CASES, ids=str)
-def test_updates_follow_the_equations(settings: dict[str, Any]) -> None:
+def test_updates_follow_the_equations(settings: dict[str, Any], weighted: bool) -> None:
     agent = make(**settings)
     if agent.copies_target:  # a target network that disagrees, as it would later in training
         agent.target.load_state_dict(make(seed=1, **settings).online.state_dict())
@@ -158,8 +170,12 @@ def test_updates_follow_the_equations(settings: dict[str, Any]) -> None:
     g = torch.Generator().manual_seed(5)
     for update in range(4):
         batch, draws = random_batch(update), agent.draw(g)
-        metrics = agent.update(batch, draws, agent.phase(update))
-        expected = oracle.update(batch, draws.nu, draws.nu_next)
+        if weighted:
+            batch = batch._replace(weights=torch.rand(N, generator=g))
+        metrics, errors = agent.update(batch, draws, agent.phase(update))
+        expected, expected_errors = oracle.update(batch, draws.nu, draws.nu_next)
+        assert errors is not None
+        assert errors.tolist() == pytest.approx(expected_errors, rel=1e-4, abs=1e-6)
         for name, value in expected.items():
             assert float(metrics[name]) == pytest.approx(value, rel=1e-4, abs=1e-6), name
         for name, weight in agent.online.state_dict().items():
@@ -174,7 +190,7 @@ def test_double_q_learning_matters_once_the_target_network_lags() -> None:
         agent = make(double=double, target_every=2)
         agent.target.load_state_dict(make(seed=1).online.state_dict())
         draws = agent.draw(torch.Generator().manual_seed(0))
-        losses[double] = float(agent.loss(random_batch(0), draws)[1]["loss"])
+        losses[double] = float(agent.loss(random_batch(0), draws)[2]["loss"])
     assert losses[True] != losses[False]
 
 
@@ -188,7 +204,7 @@ def test_views_of_state_and_next_state_are_drawn_independently() -> None:
 def test_gradients_are_scaled_down_to_the_norm_and_never_up() -> None:
     for limit in (0.01, 1e6):
         agent = make(max_grad_norm=limit)
-        before = float(agent.update(random_batch(0), agent.draw(torch.Generator()), False)["grad_norm"])
+        before = float(agent.update(random_batch(0), agent.draw(torch.Generator()), False).metrics["grad_norm"])
         after = torch.stack([p.grad.square().sum() for p in agent.trained if p.grad is not None]).sum().sqrt()
         assert float(after) == pytest.approx(min(before, limit), rel=1e-3)
         assert before > 0.01
@@ -210,7 +226,7 @@ def test_the_dueling_head_centres_advantages() -> None:
         agent.online.value.weight.zero_()
         agent.online.advantage.bias.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0, 10.0]))
         agent.online.value.bias.fill_(7.0)
-    q = agent.online(torch.zeros(1, 2, SIZE, SIZE, dtype=torch.uint8))
+    q = values(agent, torch.zeros(1, 2, SIZE, SIZE, dtype=torch.uint8))
     assert q.tolist() == [[4.0, 5.0, 6.0, 7.0, 13.0]]
 
 
@@ -223,16 +239,19 @@ def test_hidden_units_of_each_kind_of_head() -> None:
 
 
 def test_values_are_float32_in_every_precision() -> None:
-    agent = make()
+    settings = EngineSettings.resolve(EngineConfig(precision="bf16"), torch.device("cpu"), DQNConfig())
+    agent, exact = make(backend=FastBackend(settings)), make()
     obs = random_batch(0).obs
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        q = agent.online(obs)
-        loss, metrics = agent.loss(random_batch(0), agent.draw(torch.Generator()))
-    assert q.dtype == loss.dtype == torch.float32
+    assert isinstance(obs, Tensor)
+    q = values(agent, obs)
+    loss, errors, metrics = agent.loss(random_batch(0), agent.draw(torch.Generator()))
+    assert q.dtype == loss.dtype == errors.dtype == torch.float32
     assert all(value.dtype == torch.float32 for value in metrics.values())
     # Not bfloat16 values in float32 clothes: the last layer keeps what bfloat16 would round away.
-    assert not torch.equal(q, q.bfloat16().float())
-    torch.testing.assert_close(q, agent.online(obs), rtol=0.05, atol=0.02)
+    for found in (q, errors):
+        assert float((found != found.bfloat16().float()).double().mean()) > 0.9
+    assert not torch.equal(q, values(exact, obs))  # it did compute in another precision
+    torch.testing.assert_close(q, values(exact, obs), rtol=0.05, atol=0.02)
 
 
 def test_the_target_network_is_copied_every_so_many_updates() -> None:
@@ -260,12 +279,12 @@ def test_actions_are_random_as_often_as_epsilon_says() -> None:
     agent = make(epsilon_eval=0.25)
     obs = random_batch(0).obs[:1].expand(20_000, -1, -1, -1)  # type: ignore[union-attr]
     few = obs[:1]
-    greedy = int(agent.online(few).argmax())
+    greedy = int(values(agent, few).argmax())
     g = torch.Generator().manual_seed(0)
 
     def shares(noise: Tensor) -> list[float]:
         best = torch.full((len(noise),), greedy)
-        agent.online.forward = lambda _: F.one_hot(best, ACTIONS).float()  # type: ignore[method-assign]
+        agent._values = lambda *_: F.one_hot(best, ACTIONS).float()  # type: ignore[method-assign]
         actions = agent.act(obs, noise)
         return (torch.bincount(actions, minlength=ACTIONS) / len(noise)).tolist()
 
@@ -284,7 +303,7 @@ def test_the_greedy_action_has_the_highest_value() -> None:
     obs = random_batch(3).obs
     assert isinstance(obs, Tensor)
     actions = agent.act(obs, agent.evaluation(N, torch.Generator()))
-    assert torch.equal(actions, agent.online(obs).argmax(1))
+    assert torch.equal(actions, values(agent, obs).argmax(1))
 
 
 # Whole runs.
@@ -347,7 +366,7 @@ torch.set_num_threads({threads})
 trainer = Trainer(pong(Path({folder!r})), quiet=True)
 step = AtariEnvironment.step
 def step_and_die(self, action):
-    if trainer.agent_step == 130:  # the newest checkpoint is of 90, in the middle of an episode
+    if trainer.state.agent_step == 130:  # the newest checkpoint is of 90, in the middle of an episode
         trainer.checkpoints.wait()
         os.kill(os.getpid(), signal.SIGKILL)
     return step(self, action)

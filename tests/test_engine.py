@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import shutil
-import types
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from drq.agents import make_agent
+from drq.agents import Returns, make_agent
+from drq.agents.sac import SAC
+from drq.backend import Backend
 from drq.config import AgentConfig, DQNConfig, EngineConfig, SACConfig
-from drq.engine import kernels
-from drq.engine.aligned import align
-from drq.engine.fused import StackedEncoding
+from drq.engine import EngineSettings, FastBackend, Learner, kernels
 from drq.engine.graphs import without_a_trace
 from drq.engine.kernels import runtime
-from drq.engine.learner import Learner
-from drq.engine.settings import EngineSettings
+from drq.engine.staging import StagedStore
 from drq.envs.protocol import EnvSpec
 from drq.errors import UserError
-from drq.networks.encoders import ConvReLU
-from drq.replay import Replay
+from drq.replay import Batch, Choice, Replay, UniformSampler
 from emulation import Emulator
 
 CONTROL = EnvSpec("toy/control", (3, 32, 32), 3, "continuous", 2, 1, 20)
@@ -35,24 +30,34 @@ DQN_SETTINGS = DQNConfig(batch_size=16, hidden_dim=64, seed_steps=20, n_step=3)
 PLAIN = EngineConfig(precision="float32", compile="off", cuda_graphs="off", kernels="off")
 
 
-def make_learner(spec: EnvSpec, agent: AgentConfig, engine: EngineConfig, device: str) -> Learner:
+def make_learner(
+    spec: EnvSpec, agent: AgentConfig, engine: EngineConfig | EngineSettings, device: str, streams: int = 1
+) -> Learner:
     """A learner with a replay of random pictures; the same for the same arguments."""
-    place = torch.device(device)
-    rng = np.random.default_rng(3)
-    replay = Replay(spec, 150, n_step=agent.n_step, device=place)
-    for _ in range(10):
-        replay.begin(rng.integers(0, 256, spec.frame_shape, dtype=np.uint8))
-        for t in range(20):
-            action = (
-                rng.uniform(-1, 1, spec.action_size).astype(np.float32)
-                if spec.action_kind == "continuous"
-                else int(rng.integers(spec.action_size))
-            )
-            frame = rng.integers(0, 256, spec.frame_shape, dtype=np.uint8)
-            replay.add(action, float(rng.normal()), float(rng.random() > 0.1), t == 19, frame)
-    return Learner(
-        make_agent(spec, agent, place, seed=5), replay, EngineSettings.resolve(engine, place, agent), seed=11
+    if isinstance(engine, EngineConfig):
+        engine = EngineSettings.resolve(engine, torch.device(device), agent)
+    backend = FastBackend(engine)
+    replay = Replay(
+        spec, streams * 150, n_step=agent.n_step, discount=agent.discount, streams=streams, backend=backend
     )
+    learner = Learner(make_agent(spec, agent, backend, seed=5), replay, backend, seed=11)
+    fill(replay)
+    return learner
+
+
+def fill(replay: Replay) -> None:
+    spec, rng = replay.spec, np.random.default_rng(3)
+    for stream in range(len(replay.streams)):
+        for _ in range(10 - stream):
+            replay.begin(rng.integers(0, 256, spec.frame_shape, dtype=np.uint8), stream)
+            for t in range(20):
+                action = (
+                    rng.uniform(-1, 1, spec.action_size).astype(np.float32)
+                    if spec.action_kind == "continuous"
+                    else int(rng.integers(spec.action_size))
+                )
+                frame = rng.integers(0, 256, spec.frame_shape, dtype=np.uint8)
+                replay.add(action, float(rng.normal()), float(rng.random() > 0.1), t == 19, frame, stream)
 
 
 def weights_after(learner: Learner, updates: int) -> dict[str, torch.Tensor]:
@@ -102,7 +107,7 @@ def test_a_warm_up_leaves_no_trace() -> None:
     plain, warmed = (make_learner(CONTROL, SAC_SETTINGS, PLAIN, "cpu") for _ in range(2))
     for learner in (plain, warmed):
         learner.update()
-    with without_a_trace(warmed.agent, warmed.generator):
+    with without_a_trace(warmed.agent, warmed.replay.sampler, warmed.generator):
         for _ in range(3):
             warmed.update()
     warmed.updates = plain.updates
@@ -146,7 +151,7 @@ def test_every_engine_on_the_gpu(spec: EnvSpec, agent: AgentConfig, name: str) -
     plain, fast = make_learner(spec, agent, PLAIN, "cuda"), make_learner(spec, agent, engine, "cuda")
     assert distance(weights_after(plain, 4), weights_after(fast, 4)) < tolerance
     if name in ("kernels", "default") and spec is CONTROL:
-        assert fast.fused
+        assert fast.backend.fused
 
 
 @pytest.mark.gpu
@@ -155,50 +160,285 @@ def test_targets_computed_beside_are_the_same() -> None:
     agent = dataclasses.replace(SAC_SETTINGS, batch_size=256, hidden_dim=1024)
     beside = make_learner(CONTROL, agent, EngineConfig(compile="off"), "cuda")
     after = make_learner(CONTROL, agent, EngineConfig(compile="off"), "cuda")
-    assert beside.agent.beside is not nullcontext
-    after.agent.beside = nullcontext
+    assert beside.backend._side is not None
+    after.backend._side = None
     first, second = weights_after(beside, 40), weights_after(after, 40)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+EMULATED = EngineSettings(torch.device("cpu"), "float32", False, False, kernels=True, eval_process=False)
+
+
+def emulate(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> list[str]:
+    """Has FastBackends use emulated kernels; gives the names of those that are asked for, as they are."""
+    asked: list[str] = []
+
+    def asking(name: str, *args: Any) -> Any:
+        asked.append(name)
+        return kernel(name, *args)
+
+    monkeypatch.setattr(kernels, "available", lambda: True)
+    monkeypatch.setattr(runtime, "kernel", asking)
+    return asked
+
+
+KERNELS = ["transitions", "store", "adam", "gradient_norm", "bias_relu", "stacked"]
+
+
+@pytest.mark.parametrize("streams", [1, 3])
 @pytest.mark.parametrize(("spec", "agent"), CASES, ids=["sac", "dqn"])
 def test_kernels_in_a_learner_equal_plain_pytorch(
-    spec: EnvSpec, agent: AgentConfig, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+    spec: EnvSpec, agent: AgentConfig, streams: int, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Emulated; convolutions are PyTorch's on both sides."""
-    plain = weights_after(make_learner(spec, agent, PLAIN, "cpu"), 3)
-    monkeypatch.setattr(kernels, "available", lambda: True)
-    monkeypatch.setattr(runtime, "kernel", emulator.kernel)
-    monkeypatch.setattr(
-        EngineSettings, "resolve", lambda *_: EngineSettings(torch.device("cpu"), "float32", False, False, True, False)
-    )
-    ours = make_learner(spec, agent, PLAIN, "cpu")
-    assert isinstance(ours.agent.encoding, StackedEncoding)
-    assert isinstance(ours.replay.write, kernels.Store)
-    convolutions = [module for module in ours.agent.modules.modules() if isinstance(module, ConvReLU)]
-    assert {module.bias_relu for module in convolutions} == {kernels.bias_relu}
-    assert distance(plain, weights_after(ours, 3)) < 1e-5
+    plain = weights_after(make_learner(spec, agent, PLAIN, "cpu", streams), 3)
+    asked = emulate(monkeypatch, emulator.kernel)
+    ours = make_learner(spec, agent, EMULATED, "cpu", streams)
+    assert ours.backend.kernels
+    assert isinstance(ours.replay._store, StagedStore)
+    asked.clear()
+    found = weights_after(ours, 3)
+    clipped = {"gradient_norm"} if isinstance(agent, DQNConfig) else set()
+    assert {*asked} >= {"transitions", "bias_relu", "bias_relu_gradient", "stacked", "adam"} | clipped
+    assert distance(plain, found) < 1e-5
 
 
-@pytest.mark.parametrize("broken", ["transitions", "store", "adam", "gradient_norm", "bias_relu", "stacked"])
+def test_an_agent_on_the_plain_backend_learns_the_same() -> None:
+    """The engine's optimiser is another, and its weights lie otherwise in memory."""
+    ours = make_learner(CONTROL, SAC_SETTINGS, PLAIN, "cpu")
+    plain = make_agent(CONTROL, SAC_SETTINGS, Backend(), seed=5)
+    generator = torch.Generator().manual_seed(11)
+    for update in range(3):
+        draws = plain.draw(generator)
+        batch = ours.replay.batch(ours.replay.draw(plain.batch_size, generator))
+        plain.update(batch, draws, plain.phase(update))
+    expected = {name: value.double() for name, value in plain.modules.state_dict().items()}
+    assert distance(expected, weights_after(ours, 3)) < 1e-5
+
+
+@pytest.mark.parametrize("filled_first", [False, True])
+@pytest.mark.parametrize("broken", KERNELS)
 def test_where_a_kernel_does_not_compile_pytorchs_are_used(
-    broken: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    broken: str,
+    filled_first: bool,
+    emulator: Emulator,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Also where a replay was filled before there was a learner."""
+
     def kernel(name: str, *args: Any) -> Any:
         if name == broken:
             raise kernels.KernelError("a kernel does not compile for sm_999:\nmany\nlines")
         return emulator.kernel(name, *args)
 
     plain = weights_after(make_learner(GAME, DQN_SETTINGS, PLAIN, "cpu"), 2)
-    monkeypatch.setattr(kernels, "available", lambda: True)
-    monkeypatch.setattr(runtime, "kernel", kernel)
-    monkeypatch.setattr(
-        EngineSettings, "resolve", lambda *_: EngineSettings(torch.device("cpu"), "float32", False, False, True, False)
-    )
-    found = weights_after(make_learner(GAME, DQN_SETTINGS, PLAIN, "cpu"), 2)
+    emulate(monkeypatch, kernel)
+    if filled_first:
+        backend = FastBackend(EMULATED)
+        replay = Replay(GAME, 150, n_step=DQN_SETTINGS.n_step, backend=backend)
+        fill(replay)
+        learner = Learner(make_agent(GAME, DQN_SETTINGS, backend, seed=5), replay, backend, seed=11)
+    else:
+        learner = make_learner(GAME, DQN_SETTINGS, EMULATED, "cpu")
+    assert not learner.backend.kernels
+    found = weights_after(learner, 2)
     assert all(torch.equal(found[name], plain[name]) for name in plain)
     said = "Going on with PyTorch's kernels: a kernel does not compile for sm_999."
     assert capsys.readouterr().err.splitlines() == [said]
+
+
+class Weighted:
+    """Chooses by the plain arithmetic among all transitions, weighs them, and keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[list[int], list[float]]] = []
+        self.stored_slots: list[int] = []
+
+    def choose(self, replay: Replay, random: torch.Tensor) -> Choice:
+        slots = replay.may_sample().nonzero().flatten()
+        slots = slots[random % len(slots)]
+        return Choice(slots, 1.0 / (1.0 + slots.float()))
+
+    def stored(self, replay: Replay, slot: int) -> None:
+        self.stored_slots.append(slot)
+
+    def learnt(self, slots: torch.Tensor, errors: torch.Tensor) -> None:
+        self.heard.append((slots.tolist(), errors.tolist()))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {}
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize(("spec", "agent"), CASES, ids=["sac", "dqn"])
+def test_another_sampler_through_kernels(
+    spec: EnvSpec, agent: AgentConfig, broken: bool, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It chooses, weighs and hears of errors the same with kernels and without; that the one which fetches a choice
+    does not compile is known before it is needed."""
+
+    def kernel(name: str, parts: Any, defines: dict[str, Any], *shape: Any) -> Any:
+        if broken and name == "transitions" and not defines["UNIFORM"]:
+            raise kernels.KernelError("a kernel does not compile for sm_999:\nmany\nlines")
+        return emulator.kernel(name, parts, defines, *shape)
+
+    def learner(engine: EngineSettings) -> Learner:
+        backend = FastBackend(engine)
+        replay = Replay(spec, 300, n_step=agent.n_step, streams=2, sampler=Weighted(), backend=backend)
+        made = Learner(make_agent(spec, agent, backend, seed=5), replay, backend, seed=11)
+        fill(replay)
+        return made
+
+    plain = learner(dataclasses.replace(EMULATED, kernels=False))
+    expected = weights_after(plain, 3)
+    asked = emulate(monkeypatch, kernel)
+    ours = learner(EMULATED)
+    asked.clear()
+    assert distance(expected, weights_after(ours, 3)) < 1e-5
+    assert ("transitions" in asked) == (not broken)
+    samplers = plain.replay.sampler, ours.replay.sampler
+    assert isinstance(samplers[0], Weighted)
+    assert isinstance(samplers[1], Weighted)
+    assert samplers[0].stored_slots == samplers[1].stored_slots
+    assert samplers[0].stored_slots[:151] == [*range(150), 0]
+    assert samplers[0].stored_slots[200:202] == [150, 151]  # of the second stream
+    assert len(samplers[0].heard) == 3
+    for (slots, errors), (other_slots, other_errors) in zip(samplers[0].heard, samplers[1].heard, strict=True):
+        assert len(slots) == agent.batch_size
+        assert slots == other_slots
+        assert errors == pytest.approx(other_errors, rel=1e-3, abs=1e-5)
+
+
+class Derived(UniformSampler):
+    """What somebody may make of it: the newest transition alone."""
+
+    def choose(self, replay: Replay, random: torch.Tensor) -> Choice:
+        return Choice(torch.full_like(random, replay.streams[0].transitions_added - 1))
+
+
+def test_a_sampler_derived_from_the_uniform_one_is_asked(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch, emulator.kernel)
+    backend = FastBackend(EMULATED)
+    replay = Replay(GAME, 300, sampler=Derived(), backend=backend)
+    fill(replay)
+    backend.prepare(make_agent(GAME, DQN_SETTINGS, backend, seed=5), replay)
+    assert backend.kernels
+    batch = replay.batch(replay.draw(5, torch.Generator()))
+    assert batch.slots is not None
+    assert batch.slots.tolist() == [199] * 5
+
+
+def test_a_learner_fetches_in_its_own_way_from_a_replay_that_it_shares(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With kernels or without, whatever the replay was constructed with."""
+    plain, expected = (make_learner(GAME, DQN_SETTINGS, PLAIN, "cpu") for _ in range(2))
+    asked = emulate(monkeypatch, emulator.kernel)
+    backend = FastBackend(EMULATED)
+    ours = Learner(make_agent(GAME, DQN_SETTINGS, backend, seed=5), plain.replay, backend, seed=11)
+    asked.clear()
+    found = weights_after(ours, 2)
+    assert asked.count("transitions") == 2
+    asked.clear()
+    weights_after(plain, 2)
+    assert not asked
+    assert distance(weights_after(expected, 2), found) < 1e-5
+
+
+RETURNS = [(3, 0.99), (3, 0.9), (1, 0.9), (2, 0.97), (3, 0.99)]
+
+
+def with_a_schedule(learner: Learner) -> Learner:
+    """Of other returns for every update."""
+    learner.agent.returns = lambda update: Returns(*RETURNS[update % len(RETURNS)])  # type: ignore[method-assign]
+    return learner
+
+
+def test_returns_that_follow_a_schedule(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each update learns from those of its own, with kernels and without."""
+    plain = make_learner(GAME, DQN_SETTINGS, PLAIN, "cpu", streams=2)
+    unscheduled = weights_after(plain, len(RETURNS))
+    plain = with_a_schedule(make_learner(GAME, DQN_SETTINGS, PLAIN, "cpu", streams=2))
+    by_hand = make_agent(GAME, DQN_SETTINGS, Backend(), seed=5)
+    generator = torch.Generator().manual_seed(11)
+    replay = make_learner(GAME, DQN_SETTINGS, PLAIN, "cpu", streams=2).replay
+    for update, returns in enumerate(RETURNS):
+        replay.set_returns(*returns)
+        draws = by_hand.draw(generator)
+        random_bits = replay.draw(by_hand.batch_size, generator)
+        by_hand.update(replay.gather(UniformSampler().choose(replay, random_bits)), draws, by_hand.phase(update))
+    expected = {name: value.double() for name, value in by_hand.modules.state_dict().items()}
+    found = weights_after(plain, len(RETURNS))
+    assert distance(expected, found) < 1e-5 < distance(expected, unscheduled)
+    emulate(monkeypatch, emulator.kernel)
+    ours = with_a_schedule(make_learner(GAME, DQN_SETTINGS, EMULATED, "cpu", streams=2))
+    assert distance(expected, weights_after(ours, len(RETURNS))) < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("use_kernels", ["off", "on"])
+def test_captured_updates_follow_the_schedule_of_returns(use_kernels: Any) -> None:
+    """And the streams of a replay that goes on between them."""
+    eager = with_a_schedule(make_learner(GAME, DQN_SETTINGS, PLAIN, "cuda", streams=3))
+    captured = dataclasses.replace(PLAIN, cuda_graphs="on", kernels=use_kernels)
+    ours = with_a_schedule(make_learner(GAME, DQN_SETTINGS, captured, "cuda", streams=3))
+    for _ in range(2):
+        # A tenth of what the schedule is worth.
+        assert distance(weights_after(eager, len(RETURNS)), weights_after(ours, len(RETURNS))) < 1e-4
+        fill(eager.replay)
+        fill(ours.replay)
+
+
+# Heads compute in float32: bfloat16 has steps of 1 near 200.
+
+LARGE_IMAGES = dataclasses.replace(CONTROL, frame_shape=(3, 84, 84))
+LARGE_NETWORKS = dataclasses.replace(SAC_SETTINGS, batch_size=256, hidden_dim=1024)
+
+
+@pytest.mark.parametrize(
+    ("spec", "agent", "engine", "device"),
+    [
+        (CONTROL, SAC_SETTINGS, dataclasses.replace(PLAIN, precision="bf16"), "cpu"),
+        pytest.param(LARGE_IMAGES, LARGE_NETWORKS, EngineConfig(), "cuda", marks=pytest.mark.gpu),
+        pytest.param(LARGE_IMAGES, LARGE_NETWORKS, EngineConfig(compile="off"), "cuda", marks=pytest.mark.gpu),
+    ],
+    ids=["bf16 on the CPU", "default", "default, not compiled"],
+)
+def test_targets_of_large_values_are_float32s(
+    spec: EnvSpec, agent: AgentConfig, engine: EngineConfig, device: str
+) -> None:
+    """Of the same transitions, views and actions' noise, by the same weights."""
+
+    def targets(engine: EngineConfig) -> tuple[torch.Tensor, Batch]:
+        learner = make_learner(spec, agent, engine, device)
+        assert isinstance(learner.agent, SAC)
+        with torch.no_grad():
+            for q in (learner.agent.target.q1, learner.agent.target.q2):
+                q[4].bias.fill_(200.0)  # type: ignore[union-attr, operator]
+                q[4].weight.mul_(5.0)  # type: ignore[union-attr, operator]
+        learner.engine.apply_globally()
+        generator = torch.Generator(device).manual_seed(0)
+        draws = learner.agent.draw(generator)
+        random_bits = learner.replay.draw(learner.agent.batch_size, generator)
+        batch = learner.backend.batch(learner.replay, random_bits)
+        return learner.backend.run(learner.agent.targets, batch, draws), batch
+
+    found, batch = targets(engine)
+    expected, same = targets(PLAIN)
+    assert batch.slots is not None
+    assert same.slots is not None
+    assert torch.equal(batch.slots, same.slots)
+    bootstrapped = batch.discount > 0
+    assert 190 < float(expected[bootstrapped].mean()) < 210
+    assert found.dtype == torch.float32
+    assert not torch.equal(found, expected)  # it did compute in another precision
+    error = (found - expected).double()
+    assert abs(float(error.mean())) < 0.01
+    assert float(error.square().mean().sqrt()) < 0.05
+    # The bound is one that rounded values would break.
+    rounded = (expected.bfloat16().float() - expected).double()
+    assert float(rounded.square().mean().sqrt()) > 0.1
 
 
 @pytest.mark.gpu
@@ -213,19 +453,38 @@ def test_acting_as_a_graph_equals_acting() -> None:
         )
 
 
-@pytest.mark.parametrize("width", [50, 48])
-def test_padding_a_linear_layer_changes_nothing(width: int) -> None:
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "computed"),
+    [(5000, 50, 64), (5000, 48, 48), (5000, 64, 64), (5000, 70, 128), (50, 7, 7)],
+)
+def test_padding_a_linear_layer_changes_nothing(
+    inputs: int, outputs: int, computed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a wide layer with outputs that tensor cores do not like, a few more are computed, and dropped."""
     torch.manual_seed(0)
-    plain = torch.nn.Linear(5000, width, dtype=torch.float64)
-    other = copy.deepcopy(plain)
-    inputs = torch.randn(3, 5000, dtype=torch.float64)
-    agent = types.SimpleNamespace(modules=torch.nn.ModuleDict({"trunk": other, "narrow": torch.nn.Linear(50, 7)}))
-    align(agent)  # type: ignore[arg-type]
-    assert ("forward" in vars(other)) == (width == 50)
-    assert "forward" not in vars(agent.modules["narrow"])
-    upstream = torch.randn(3, width, dtype=torch.float64)
-    for layer in (plain, other):
-        layer(inputs).backward(upstream)
-    torch.testing.assert_close(other(inputs), plain(inputs))
-    torch.testing.assert_close(other.weight.grad, plain.weight.grad)
-    torch.testing.assert_close(other.bias.grad, plain.bias.grad)
+    backend = FastBackend(EngineSettings(torch.device("cuda"), "tf32", False, False, False, False))
+    plain = torch.nn.Linear(inputs, outputs, dtype=torch.float64)
+    parameters = plain.weight, plain.bias
+    x, upstream = torch.randn(3, inputs, dtype=torch.float64), torch.randn(3, outputs, dtype=torch.float64)
+    expected = plain(x)
+    gradients = torch.autograd.grad(expected, parameters, upstream)
+    linear, rows = torch.nn.functional.linear, []
+
+    def recording(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        rows.append(len(weight))
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", recording)
+    found = backend.wide_linear(x, *parameters)
+    assert rows == [computed]
+    torch.testing.assert_close(found, expected)
+    for ours, theirs in zip(torch.autograd.grad(found, parameters, upstream), gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_only_a_gpu_gets_padded_layers() -> None:
+    """Bit for bit what PyTorch computes, elsewhere."""
+    torch.manual_seed(0)
+    backend = FastBackend(EngineSettings(torch.device("cpu"), "float32", False, False, False, False))
+    layer, x = torch.nn.Linear(5000, 50), torch.randn(3, 5000)
+    assert torch.equal(backend.wide_linear(x, layer.weight, layer.bias), layer(x))

@@ -20,11 +20,17 @@ import drq
 from drq import envs
 from drq.agents import make_agent
 from drq.agents.protocol import Agent
+from drq.backend import Backend
 from drq.config import EngineConfig, EvalConfig, TrainConfig
 from drq.engine.settings import EngineSettings
 from drq.envs import EnvironmentGroup
 from drq.training import evaluation_service
-from drq.training.evaluation_service import EvaluationBeside, EvaluationHere, Request, settings_beside_training
+from drq.training.evaluation_service import (
+    EvaluationRequest,
+    InlineEvaluation,
+    SubprocessEvaluation,
+    settings_beside_training,
+)
 from drq.training.folder import config_to_json
 from runs import assert_same_run, rows, small
 
@@ -46,29 +52,29 @@ def test_a_process_of_its_own_changes_nothing(alone: Path, tmp_path: Path) -> No
 def test_a_dead_process_is_replaced_by_this_one(
     alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    original = EvaluationBeside.submit
+    original = SubprocessEvaluation.submit
 
-    def submit(self: EvaluationBeside, agent: Agent, request: Request) -> None:
+    def submit(self: SubprocessEvaluation, agent: Agent, request: EvaluationRequest) -> None:
         if request.agent_step == 80:
             os.kill(self._process.pid, signal.SIGKILL)
             self._process.wait()
         original(self, agent, request)
 
-    monkeypatch.setattr(EvaluationBeside, "submit", submit)
+    monkeypatch.setattr(SubprocessEvaluation, "submit", submit)
     drq.train(small(tmp_path / "run", engine=BESIDE), quiet=True)
     assert rows(alone / "eval.csv") == rows(tmp_path / "run" / "eval.csv")
     assert "The evaluation process has ended; this process evaluates instead." in capfd.readouterr().err
 
 
 def test_it_ends_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    services: list[EvaluationBeside] = []
-    original = EvaluationBeside.__init__
+    services: list[SubprocessEvaluation] = []
+    original = SubprocessEvaluation.__init__
 
-    def remember(self: EvaluationBeside, *args: object) -> None:
+    def remember(self: SubprocessEvaluation, *args: object) -> None:
         original(self, *args)  # type: ignore[arg-type]
         services.append(self)
 
-    monkeypatch.setattr(EvaluationBeside, "__init__", remember)
+    monkeypatch.setattr(SubprocessEvaluation, "__init__", remember)
     drq.train(small(tmp_path / "run", engine=BESIDE, steps=40), quiet=True)
     assert services[0]._process.poll() is not None
     assert len(rows(tmp_path / "run" / "eval.csv")) == 1
@@ -79,12 +85,12 @@ import os, signal, sys, time
 sys.path.insert(0, {tests!r})
 import drq
 from drq.config import EvalConfig
-from drq.training.evaluation_service import EvaluationBeside
+from drq.training.evaluation_service import SubprocessEvaluation
 from pathlib import Path
 from runs import small
 from test_evaluation_service import BESIDE
 
-original = EvaluationBeside.submit
+original = SubprocessEvaluation.submit
 
 def submit(self, agent, request):
     original(self, agent, request)
@@ -92,7 +98,7 @@ def submit(self, agent, request):
     print(self._process.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
-EvaluationBeside.submit = submit
+SubprocessEvaluation.submit = submit
 endless = EvalConfig(every=40, episodes=10**6, video=False)
 drq.train(small(Path({folder!r}), engine=BESIDE, eval=endless), quiet=True)
 """
@@ -126,7 +132,7 @@ def test_games_are_played_more_at_once_than_tasks_of_control(
     config = dataclasses.replace(small(tmp_path), task=task)
     engine = EngineSettings.resolve(config.engine, torch.device("cpu"), config.agent)
     spec = envs.make("toy/reach", config.env, 1).spec
-    agent = make_agent(spec, config.agent, torch.device("cpu"), seed=0)
+    agent = make_agent(spec, config.agent, Backend(), seed=0)
     monkeypatch.setattr(evaluation_service, "make_group", refuse)
     evaluator = evaluation_service.make_evaluator(config, agent, engine)
     for episodes, min_agent_steps, count in ((3, 0, 3), (120, 0, at_once), (3, 125_000, at_once)):
@@ -176,8 +182,8 @@ def test_the_process_beside_a_run_on_a_gpu_never_opens_cuda(tmp_path: Path) -> N
     """Played by a process that takes the run to be on a GPU and refuses to open one."""
     config = small(tmp_path, engine=EngineConfig(precision="float32"), eval=EvalConfig(episodes=2, video=False))
     spec = envs.make(config.task, config.env, 1).spec
-    agent = make_agent(spec, config.agent, CPU, seed=3)
-    request = Request(agent_step=1, env_step=1, seed=5, video=None)
+    agent = make_agent(spec, config.agent, Backend(), seed=3)
+    request = EvaluationRequest(agent_step=1, env_step=1, seed=5, video=None)
     ours, theirs = Pipe()
     program = f"""
 import torch
@@ -210,6 +216,6 @@ except EOFError:
         ours.send_bytes(safetensors.torch.save(dict(agent.modules.state_dict())))
         scores = json.loads(ours.recv_bytes())
     assert process.communicate(timeout=60) == ("3\n", None)
-    here = EvaluationHere(config, EngineSettings.resolve(config.engine, CPU, config.agent))
+    here = InlineEvaluation(config, EngineSettings.resolve(config.engine, CPU, config.agent))
     assert scores == pytest.approx(here.play(agent, request), rel=1e-3)
     here.close()

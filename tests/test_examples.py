@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -20,11 +22,12 @@ RANDOM, PERFECT = 8.91, 47.84
 
 
 @pytest.fixture
-def td3() -> Iterator[ModuleType]:
+def td3(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     spec = importlib.util.spec_from_file_location("td3_drq", TD3)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "td3_drq", module)
     spec.loader.exec_module(module)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -32,30 +35,31 @@ def td3() -> Iterator[ModuleType]:
     torch.set_num_threads(threads)
 
 
-def test_td3_with_drq_learns(td3: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    mean = td3.train(steps=2_000)
+def test_td3_with_drq_learns(td3: ModuleType, tmp_path: Path) -> None:
+    mean = td3.train(replace(td3.SETTINGS, steps=2_000, dir=str(tmp_path), device="cpu"))
     assert (mean - RANDOM) / (PERFECT - RANDOM) > 0.5
-    assert capsys.readouterr().out == (
-        f"return {mean:.1f} after 2,000 agent steps (random {RANDOM}, perfect {PERFECT})\n"
-    )
 
 
-@pytest.mark.parametrize("options", [[], ["--augmentation", "none"], ["--k", "1", "--m", "3"]])
-def test_td3_from_the_command_line(options: list[str]) -> None:
+@pytest.mark.parametrize("options", [[], ["--agent.augmentation", "none"], ["--agent.k", "1", "--agent.m", "3"]])
+def test_td3_from_the_command_line(options: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "td3"
+    small = ["--steps", "310", "--eval.episodes", "2", "--device", "cpu", "--dir", str(folder)]
     ran = subprocess.run(
-        [sys.executable, str(TD3), "--steps", "310", "--episodes", "2", *options],
+        [sys.executable, str(TD3), *small, *options],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    said = re.fullmatch(r"return (\d+\.\d) after 310 agent steps \(random 8\.91, perfect 47\.84\)\n", ran.stdout)
-    assert said, ran.stdout
-    assert 0 <= float(said[1]) <= 50
+    with open(folder / "eval.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["agent_step"], row["episodes"]) == ("310", "2")
+    assert 0 <= float(row["return_mean"]) <= 50
+    assert f"return {float(row['return_mean']):.1f} after 310 env steps" in ran.stdout + ran.stderr
 
 
 def test_every_line_that_drq_adds_to_td3_is_marked() -> None:
-    called = [line for line in TD3.read_text().splitlines() if re.search(r"(regularize|augment)\.\w+\(", line)]
-    assert len(called) == 7
+    called = [line for line in TD3.read_text().splitlines() if re.search(r"(regularize\.\w+|\.views|parse)\(", line)]
+    assert len(called) == 9
     assert all("# DrQ" in line for line in called)

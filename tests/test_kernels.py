@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drq.backend import Backend
 from drq.engine import kernels
 from drq.engine.kernels import encoder, layers, reference
 from drq.engine.kernels.layers import Tiling
@@ -83,7 +84,7 @@ def test_views_are_replicate_padded_crops() -> None:
 
 def test_features_have_the_order_of_the_plain_encoder() -> None:
     frames, slots, shifts = observations("cpu", 3, 24, 21)
-    plain = PixelEncoder("sac-ae", (9, 24, 21))
+    plain = PixelEncoder("sac-ae", (9, 24, 21), Backend())
     convolutions = [layer for layer in plain.layers if isinstance(layer, torch.nn.Conv2d)]
     parameters = [c.weight for c in convolutions], [c.bias for c in convolutions if c.bias is not None]
     features = reference.encode_views(frames, slots, shifts, *parameters)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,11 +37,18 @@ def init(**settings):
 """
 
 
-def test_weights_and_biases_get_what_the_csvs_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against a stand-in with the three calls that are used: the real one needs an account."""
+@pytest.fixture
+def fake_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A stand-in with the three calls that are used: the real one needs an account."""
     (tmp_path / "wandb.py").write_text(FAKE_WANDB)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    yield
+    sys.modules.pop("wandb", None)  # later tests must not find it
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_weights_and_biases_get_what_the_csvs_get(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     drq.train(small(folder, wandb=True), quiet=True)
     logged = [json.loads(line) for line in (folder / "wandb.jsonl").read_text().splitlines()]
@@ -51,7 +59,6 @@ def test_weights_and_biases_get_what_the_csvs_get(tmp_path: Path, monkeypatch: p
     assert [row["eval/return_mean"] for row in evaluations] == [
         float(row["return_mean"]) for row in rows(folder / "eval.csv")
     ]
-    monkeypatch.delitem(sys.modules, "wandb", raising=False)
 
 
 def test_tensorboard_gets_what_the_csvs_get(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 import drq
-from drq.config import DQNConfig, EnvConfig
+from drq.config import DQNConfig, EngineConfig, EnvConfig, TrainConfig
 from drq.engine.learner import Learner
 from drq.envs import make
 from drq.envs.protocol import Action, Environment, EnvSpec, Frame, Step
+from drq.errors import UserError
 from drq.replay import Replay
 from drq.training import loop
-from drq.training.env_thread import EnvHere, EnvThread
+from drq.training.env_worker import InlineEnv, ThreadedEnv
 from runs import assert_same_run, small
 
 PONG: dict[str, Any] = {
@@ -64,7 +65,7 @@ class Order:
             patch.setattr(Learner, "action", noting("act", Learner.action))
             patch.setattr(Learner, "update", noting("update", Learner.update))
             patch.setattr(Replay, "add", noting("store", Replay.add))
-            patch.setattr(loop, "EnvThread", Noting)
+            patch.setattr(loop, "ThreadedEnv", Noting)
             drq.train(small(folder, **changes), quiet=True)
         first, last = [place for place, name in enumerate(asked) if name == "act"][-2:]
         return asked[first:last]
@@ -81,11 +82,52 @@ BESIDE = ["act", "act: waited for", "step", "store", "update", "step: waited for
 
 @pytest.mark.parametrize("task", [REACH, PONG], ids=["toy/reach", "atari/pong"])
 def test_any_order_gives_the_same_run(task: dict[str, Any], order: Order, tmp_path: Path) -> None:
-    assert order.of(tmp_path / "thread", EnvThread, runs_ahead=False, **task) == BESIDE
-    assert order.of(tmp_path / "first", EnvHere, runs_ahead=True, **task) == FIRST
-    assert order.of(tmp_path / "here", EnvHere, runs_ahead=False, **task) == BESIDE
-    for other in ("first", "here"):
+    assert order.of(tmp_path / "thread", ThreadedEnv, runs_ahead=False, **task) == BESIDE
+    assert order.of(tmp_path / "first", InlineEnv, runs_ahead=True, **task) == FIRST
+    assert order.of(tmp_path / "inline", InlineEnv, runs_ahead=False, **task) == BESIDE
+    for other in ("first", "inline"):
         assert_same_run(tmp_path / "thread", tmp_path / other)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "too short": ({"steps": 3, "env": EnvConfig(image_size=24, action_repeat=4)}, "less than one agent step"),
+    "no repeat": ({"env": EnvConfig(action_repeat=-1)}, "--env.action-repeat is -1: set it to 1 or more"),
+    "a GPU's arithmetic": ({"engine": EngineConfig(precision="tf32")}, "tf32 is a GPU's arithmetic"),
+    "other settings": ({"seed": 2}, "holds a run with other settings"),
+    "other device": ({}, "The run was begun on cuda"),
+}
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+def test_settings_are_refused_before_an_environment_is_opened(
+    refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    drq.train(small(folder, steps=20), quiet=True)
+    latest = folder / "checkpoint" / "latest.json"
+    if refused == "other device":
+        latest.write_text(latest.read_text().replace('"device": "cpu"', '"device": "cuda"'))
+    elif refused != "other settings":
+        folder = tmp_path / "another"
+    changes, said = REFUSED[refused]
+    opened: list[TrainConfig] = []
+    monkeypatch.setattr(loop, "make_env", opened.append)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=said):
+        drq.train(small(folder, **changes), quiet=True)
+    assert opened == []
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_finished_run_needs_neither_its_environment_nor_its_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    trained = drq.train(small(folder, steps=20), quiet=True)
+    latest = folder / "checkpoint" / "latest.json"
+    latest.write_text(latest.read_text().replace('"device": "cpu"', '"device": "cuda"'))
+    monkeypatch.delattr(loop, "make_env")
+    assert drq.train(small(folder, steps=20), quiet=True) == trained
 
 
 class OneBuffer:
@@ -123,11 +165,11 @@ class OneBuffer:
         return self._frame
 
 
-@pytest.mark.parametrize("worker", [EnvThread, EnvHere])
+@pytest.mark.parametrize("worker", [ThreadedEnv, InlineEnv])
 def test_an_environment_may_draw_into_one_buffer(
     worker: type, order: Order, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order.of(tmp_path / "whole", EnvThread, runs_ahead=False)
+    order.of(tmp_path / "whole", ThreadedEnv, runs_ahead=False)
     monkeypatch.setattr(
         loop, "make_env", lambda config: OneBuffer(make(config.task, config.env, config.env.action_repeat or 1))
     )

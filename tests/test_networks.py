@@ -10,10 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
+from drq.agents.dqn import QNetwork
+from drq.backend import Backend
+from drq.config import DQNConfig, EngineConfig, SACConfig
+from drq.engine import EngineSettings, FastBackend
 from drq.errors import UserError
 from drq.networks.encoders import ENCODERS, PixelEncoder, StateEncoder, make_encoder
 from drq.networks.heads import Actor, Policy, Trunk, TwinCritic
 
+PLAIN = Backend()
 PARAMETERS = {"sac-ae": 1_990_518, "nature": 245_174, "dreamer": 808_566, "impala": 292_214, "d4pg": 2_445_622}
 """Convolutions and trunk to 50 features on 9 x 84 x 84."""
 
@@ -54,8 +59,8 @@ def pixel_by_pixel(convolved: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameter_counts_at_the_papers_size(name: str) -> None:
-    encoder = PixelEncoder(name, (9, 84, 84))
-    assert count(encoder, Trunk(encoder, 50)) == PARAMETERS[name]
+    encoder = PixelEncoder(name, (9, 84, 84), PLAIN)
+    assert count(encoder, Trunk(PLAIN, encoder, 50)) == PARAMETERS[name]
 
 
 def test_the_five_span_the_papers_range() -> None:
@@ -68,7 +73,7 @@ def test_the_five_span_the_papers_range() -> None:
 @pytest.mark.parametrize("shape", [(9, 84, 84), (4, 84, 84), (1, 64, 64), (9, 48, 48), (12, 100, 76), (3, 51, 87)])
 @pytest.mark.parametrize("name", ENCODERS)
 def test_any_size_and_number_of_channels(name: str, shape: tuple[int, int, int]) -> None:
-    encoder = make_encoder(name, shape)  # type: ignore[arg-type]
+    encoder = make_encoder(name, shape)
     features = encoder(random_images(shape))
     _, *sides = shape
     if name == "impala":
@@ -85,7 +90,7 @@ def test_any_size_and_number_of_channels(name: str, shape: tuple[int, int, int])
 
 
 def test_the_papers_encoder_layer_by_layer() -> None:
-    encoder = PixelEncoder("sac-ae", (9, 84, 84))
+    encoder = PixelEncoder("sac-ae", (9, 84, 84), PLAIN)
     weights = list(encoder.parameters())
     images = random_images((9, 84, 84))
     x = images.double() / 255
@@ -95,7 +100,7 @@ def test_the_papers_encoder_layer_by_layer() -> None:
 
 
 def test_impala_block_by_block() -> None:
-    encoder = PixelEncoder("impala", (3, 33, 40))
+    encoder = PixelEncoder("impala", (3, 33, 40), PLAIN)
     with torch.no_grad():
         for parameter in encoder.parameters():
             parameter.add_(0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
@@ -115,7 +120,7 @@ def test_impala_block_by_block() -> None:
 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_initial_weights_are_orthogonal_with_a_gain_of_root_two(name: str) -> None:
-    encoder = PixelEncoder(name, (9, 84, 84))
+    encoder = PixelEncoder(name, (9, 84, 84), PLAIN)
     convolutions = [part for part in encoder.modules() if isinstance(part, nn.Conv2d)]
     assert len(convolutions) == (15 if name == "impala" else len(LAYERS[name]))
     for convolution in convolutions:
@@ -134,9 +139,9 @@ def assert_orthogonal(weight: Tensor, gain: float) -> None:
 
 @pytest.mark.parametrize(("name", "size"), TOO_SMALL.items())
 def test_an_image_too_small_is_refused_with_the_remedy(name: str, size: int) -> None:
-    PixelEncoder(name, (9, size + 1, size + 1))
+    PixelEncoder(name, (9, size + 1, size + 1), PLAIN)
     with pytest.raises(UserError) as raised:
-        PixelEncoder(name, (9, size, size))
+        PixelEncoder(name, (9, size, size), PLAIN)
     assert str(raised.value) == (
         f"The encoder {name!r} cannot work on images of {size}x{size}: "
         "choose larger images (--env.image-size) or another encoder (--agent.encoder)."
@@ -146,7 +151,7 @@ def test_an_image_too_small_is_refused_with_the_remedy(name: str, size: int) -> 
 @pytest.mark.parametrize(("name", "meant"), [("impalla", " Did you mean 'impala'?"), ("resnet", "")])
 def test_a_wrong_encoder(name: str, meant: str) -> None:
     with pytest.raises(UserError) as raised:
-        make_encoder(name, (9, 84, 84))  # type: ignore[arg-type]
+        make_encoder(name, (9, 84, 84))
     assert str(raised.value) == (
         f"There is no encoder {name!r}.{meant} Choose from sac-ae, nature, dreamer, impala, d4pg."
     )
@@ -156,20 +161,25 @@ def test_states_are_their_own_features() -> None:
     encoder = make_encoder("sac-ae", (17,))
     assert isinstance(encoder, StateEncoder)
     states = torch.randn(3, 17, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(Trunk(encoder, 50)(encoder(states)), states)
-    assert count(encoder, Trunk(encoder, 50)) == 0
+    assert torch.equal(Trunk(PLAIN, encoder, 50)(encoder(states)), states)
+    assert count(encoder, Trunk(PLAIN, encoder, 50)) == 0
     # Linear layers alone: 17 to 1024 to 1024 to mean and deviation of 6 actions.
-    actor = Actor(encoder, 50, 1024, 6, (-10, 2))
+    actor = Actor(PLAIN, encoder, 50, 1024, 6, (-10, 2))
     assert count(actor) == 17 * 1024 + 1024 + 1024 * 1024 + 1024 + 1024 * 12 + 12
 
 
 # Heads.
 
 
-def heads(action_size: int = 6, hidden: int = 1024) -> tuple[PixelEncoder, Actor, TwinCritic]:
-    encoder = PixelEncoder("sac-ae", (9, 84, 84))
-    actor = Actor(encoder, 50, hidden, action_size, (-10.0, 2.0))
-    return encoder, actor, TwinCritic(encoder, 50, hidden, action_size)
+def heads(
+    action_size: int = 6,
+    hidden: int = 1024,
+    backend: Backend = PLAIN,
+    shape: tuple[int, ...] = (9, 84, 84),
+) -> tuple[PixelEncoder, Actor, TwinCritic]:
+    encoder = PixelEncoder("sac-ae", shape, backend)
+    actor = Actor(backend, encoder, 50, hidden, action_size, (-10.0, 2.0))
+    return encoder, actor, TwinCritic(backend, encoder, 50, hidden, action_size)
 
 
 def test_actor_and_critic_are_the_appendixs() -> None:
@@ -221,7 +231,7 @@ def test_initial_linear_layers_are_orthogonal_with_unit_gain() -> None:
         assert not layer.bias.any()
     assert not torch.equal(critic.q1[0].weight, critic.q2[0].weight)
     # A critic made later on the same encoder leaves the convolutions as they were.
-    TwinCritic(encoder, 50, 128, 6)
+    TwinCritic(PLAIN, encoder, 50, 128, 6)
     for old, new in zip(before, encoder.parameters(), strict=True):
         assert torch.equal(old, new)
 
@@ -284,14 +294,50 @@ def test_the_mean_action_is_the_sample_without_noise() -> None:
     assert torch.equal(policy.sample(torch.zeros_like(noise))[0], policy.mean_action())
 
 
-def test_what_leaves_the_heads_is_float32_whatever_the_layers_compute_in() -> None:
-    encoder, actor, critic = heads(hidden=32)
-    images = random_images((9, 84, 84))
-    exact = actor(encoder(images)).mu
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        convolved = encoder(images)
-        policy = actor(convolved)
-        action, log_prob = policy.sample(torch.zeros(2, 6))
-        values = critic(convolved, action)
-    assert {part.dtype for part in (*policy, action, log_prob, *values)} == {torch.float32}
-    assert not torch.equal(policy.mu, exact)  # it did compute in another precision
+def finer_than_bfloat16(values: Tensor) -> float:
+    """The share of numbers that bfloat16 would change. By chance it would leave one in 65,536 as it is."""
+    assert values.dtype == torch.float32
+    return float((values != values.bfloat16().float()).double().mean())
+
+
+def short_backend() -> FastBackend:
+    engine = EngineConfig(precision="bf16", compile="off")
+    return FastBackend(EngineSettings.resolve(engine, torch.device("cpu"), SACConfig()))
+
+
+def test_what_leaves_the_heads_is_float32_whatever_convolutions_compute_in() -> None:
+    """Not bfloat16 numbers in float32 clothes: all layers but a trunk's first keep what bfloat16 would round away."""
+    shape, hidden = (9, 40, 40), 32
+    encoder, actor, critic = heads(hidden=hidden, backend=short_backend(), shape=shape)
+    plain = heads(hidden=hidden, shape=shape)
+    for ours, theirs in zip((encoder, actor, critic), plain, strict=True):
+        theirs.load_state_dict(ours.state_dict())
+    images = random_images(shape, batch=24)
+    convolved = encoder(images)
+    assert convolved.dtype == torch.bfloat16  # it did compute in another precision
+    policy = actor(convolved)
+    action, log_prob = policy.sample(torch.randn(24, 6, generator=torch.Generator().manual_seed(0)))
+    values = critic(convolved, action)
+    for part in (*policy, action, log_prob, *values):
+        assert finer_than_bfloat16(part) > 0.95
+    expected = plain[0](images)
+    torch.testing.assert_close(policy.mu, plain[1](expected).mu, rtol=0, atol=0.05)
+    for value, exact in zip(values, plain[2](expected, action), strict=True):
+        torch.testing.assert_close(value, exact, rtol=0, atol=0.05)
+    gradients = torch.autograd.grad(sum(value.sum() for value in values), list(critic.parameters()))
+    assert {gradient.dtype for gradient in gradients} == {torch.float32}
+
+
+@pytest.mark.parametrize("settings", [{}, {"shared_hidden": True}, {"dueling": False}], ids=str)
+def test_values_of_all_actions_are_float32_whatever_convolutions_compute_in(settings: dict[str, bool]) -> None:
+    config = DQNConfig(hidden_dim=32, **settings)
+    backend = short_backend()
+    encoder = PixelEncoder("nature", (4, 44, 44), backend)
+    network = QNetwork(backend, encoder, 5, config)
+    images = random_images((4, 44, 44), batch=24)
+    q = network(encoder(images))
+    assert encoder(images).dtype == torch.bfloat16
+    assert finer_than_bfloat16(q) > 0.95
+    exact = QNetwork(PLAIN, PixelEncoder("nature", (4, 44, 44), PLAIN), 5, config)
+    exact.load_state_dict(network.state_dict())
+    torch.testing.assert_close(q, exact(exact.encoder(images)), rtol=0, atol=0.05)

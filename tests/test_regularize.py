@@ -10,7 +10,8 @@ from torch import Generator, Tensor, nn
 
 from drq import regularize
 from drq.augment import Augmentation, parse
-from drq.replay import Batch, StackedFrames
+from drq.backend import Backend, StackedFrames
+from drq.replay import Batch
 
 N, ACTIONS = 7, 2
 SHAPE = (6, 12, 14)
@@ -38,6 +39,12 @@ def random_batch(seed: int = 0) -> Batch:
     )
 
 
+def views(f: Augmentation, states: Tensor | StackedFrames, nu: Tensor) -> Tensor:
+    made = Backend().views(f, states, nu)
+    assert isinstance(made, Tensor)
+    return made
+
+
 class LinearCritic(nn.Module):
     """Somebody else's Q: linear in pixels and actions, in float64."""
 
@@ -57,10 +64,10 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """y and J_Q as an agent would ask for them."""
     drawn = regularize.draw(f, N, k, m, SIZE, generator(3))
-    y = regularize.target(batch, regularize.views(f, batch.next_obs, drawn.nu_next), value)
-
-    q = critic(regularize.views(f, batch.obs, drawn.nu), regularize.repeat(batch.action, m))
-    return y, regularize.loss(q, y, lambda q, y: (q - y) ** 2)
+    y = regularize.target(batch, value(views(f, batch.next_obs, drawn.nu_next)))
+    q = critic(views(f, batch.obs, drawn.nu), regularize.repeat(batch.action, m))
+    loss, _ = regularize.loss((q - regularize.repeat(y, m)) ** 2, batch)
+    return y, loss
 
 
 @pytest.mark.parametrize(("k", "m"), K_AND_M)
@@ -71,7 +78,7 @@ def test_averages_are_those_of_a_double_loop(name: str, k: int, m: int) -> None:
     drawn = regularize.draw(f, N, k, m, SIZE, generator(3))
     assert drawn.nu.shape == (m * N, f.columns)
     assert drawn.nu_next.shape == (k * N, f.columns)
-    y, loss = run(f, batch, k, m, critic, lambda views: target_critic(views, noise))
+    y, loss = run(f, batch, k, m, critic, lambda seen: target_critic(seen, noise))
 
     def view(image: Tensor, nu: Tensor) -> Tensor:
         return f(image[None], nu[None])
@@ -98,11 +105,51 @@ def test_averages_are_those_of_a_double_loop(name: str, k: int, m: int) -> None:
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("k", "m"), K_AND_M)
+def test_distributions_weights_and_errors_are_those_of_a_loop(k: int, m: int, weighted: bool) -> None:
+    """Targets that are distributions over returns; transitions that do not all count the same."""
+    atoms = 4
+    per_view = torch.rand(k * N, atoms, generator=generator(0), dtype=torch.float64).softmax(1).requires_grad_()
+    y = regularize.mean_target(per_view, N)
+    assert not y.requires_grad
+    for i in range(N):
+        for atom in range(atoms):
+            by_hand = sum(float(per_view.detach()[view * N + i, atom]) for view in range(k)) / k
+            assert float(y[i, atom]) == pytest.approx(by_hand, rel=1e-12)
+
+    batch = random_batch()
+    if weighted:
+        batch = batch._replace(weights=torch.rand(N, generator=generator(1), dtype=torch.float64))
+    predicted = torch.rand(m * N, atoms, generator=generator(2), dtype=torch.float64).softmax(1).requires_grad_()
+    cross_entropies = -(regularize.repeat(y, m) * predicted.log()).sum(1)
+    loss, errors = regularize.loss(cross_entropies, batch)
+    assert errors.shape == (N,)
+    assert not errors.requires_grad
+
+    expected_loss = torch.zeros((), dtype=torch.float64)
+    for i in range(N):
+        own = [-(y[i] * predicted[view * N + i].log()).sum() for view in range(m)]
+        unweighted = sum(float(error.detach()) for error in own) / m
+        assert float(errors[i]) == pytest.approx(unweighted, rel=1e-12)
+        expected_loss = expected_loss + sum(own) / m * (1 if batch.weights is None else batch.weights[i]) / N
+    torch.testing.assert_close(loss, expected_loss)
+    (gradient,), (expected,) = (torch.autograd.grad(each, [predicted]) for each in (loss, expected_loss))
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_equal_weights_are_no_weights() -> None:
+    batch, errors = random_batch(), torch.rand(3 * N, generator=generator(0), dtype=torch.float64)
+    plain, _ = regularize.loss(errors, batch)
+    equal, _ = regularize.loss(errors, batch._replace(weights=torch.ones(N, dtype=torch.float64)))
+    torch.testing.assert_close(plain, equal)
+
+
 def test_views_are_laid_out_view_by_view() -> None:
     f = parse("intensity", intensity_scale=1.0)
     images = torch.arange(1, N + 1, dtype=torch.uint8)[:, None, None, None].expand(N, *SHAPE)
     nu = torch.arange(3 * N, dtype=torch.float32)[:, None]
-    got = regularize.views(f, images, nu)[:, 0, 0, 0]
+    got = views(f, images, nu)[:, 0, 0, 0]
     expected = [(1 + i) * (1 + view * N + i) for view in range(3) for i in range(N)]
     assert got.tolist() == expected
     assert regularize.repeat(torch.arange(N), 3).tolist() == list(range(N)) * 3
@@ -112,7 +159,7 @@ def test_views_are_laid_out_view_by_view() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_one_view_each_is_the_plain_algorithm_on_perturbed_images(name: str) -> None:
     f, batch, critic, target_critic = parse(name), random_batch(), LinearCritic(0), LinearCritic(1)
-    y, loss = run(f, batch, 1, 1, critic, lambda views: target_critic(views, batch.action))
+    y, loss = run(f, batch, 1, 1, critic, lambda seen: target_critic(seen, batch.action))
     drawn = regularize.draw(f, N, 1, 1, SIZE, generator(3))
     obs, next_obs = f(batch.obs, drawn.nu), f(batch.next_obs, drawn.nu_next)
     plain_y = (batch.reward + batch.discount * target_critic(next_obs, batch.action)).detach()
@@ -126,7 +173,7 @@ def test_without_augmentation_it_is_the_plain_algorithm(k: int, m: int) -> None:
     batch, critic, target_critic = random_batch(), LinearCritic(0), LinearCritic(1)
     fixed_policy = torch.full((ACTIONS,), 0.5, dtype=torch.float64)
     y, loss = run(
-        parse("none"), batch, k, m, critic, lambda views: target_critic(views, fixed_policy.expand(len(views), -1))
+        parse("none"), batch, k, m, critic, lambda seen: target_critic(seen, fixed_policy.expand(len(seen), -1))
     )
     plain_y = batch.reward + batch.discount * target_critic(batch.next_obs, fixed_policy.expand(N, -1))
     plain_loss = torch.nn.functional.mse_loss(critic(batch.obs, batch.action), plain_y.detach())
@@ -139,7 +186,7 @@ def test_without_augmentation_it_is_the_plain_algorithm(k: int, m: int) -> None:
 
 def test_the_target_is_out_of_the_gradients_reach() -> None:
     f, batch, critic = parse("shift"), random_batch(), LinearCritic(0)
-    y, loss = run(f, batch, 2, 2, critic, lambda views: critic(views, regularize.repeat(batch.action, 2)))
+    y, loss = run(f, batch, 2, 2, critic, lambda seen: critic(seen, regularize.repeat(batch.action, 2)))
     assert not y.requires_grad
     (gradient,) = torch.autograd.grad(loss, [critic.actions])
     # The gradient of the left side alone: 2/NM Σ (Q - y) a.
@@ -152,7 +199,7 @@ def test_the_target_is_out_of_the_gradients_reach() -> None:
 
 def test_where_the_return_ended_the_next_state_does_not_count() -> None:
     batch = random_batch()
-    y, _ = run(parse("shift"), batch, 2, 1, LinearCritic(), lambda views: torch.full((len(views),), 1e6).double())
+    y, _ = run(parse("shift"), batch, 2, 1, LinearCritic(), lambda seen: torch.full((len(seen),), 1e6).double())
     ended = batch.discount == 0
     torch.testing.assert_close(y[ended], batch.reward[ended])
     assert (y[~ended] > 1e5).all()
@@ -182,7 +229,7 @@ def test_states_may_be_references_into_a_ring_of_frames() -> None:
     nu = f.sample(2 * N, SIZE, generator(3))
     images = torch.stack([torch.cat([frames[slot] for slot in row]) for row in slots.tolist()])
     assert images.shape == (N, *SHAPE)
-    assert torch.equal(regularize.views(f, StackedFrames(frames, slots), nu), regularize.views(f, images, nu))
+    assert torch.equal(views(f, StackedFrames(frames, slots), nu), views(f, images, nu))
 
 
 def test_any_loss_and_states_without_pixels_will_do() -> None:
@@ -201,13 +248,12 @@ def test_any_loss_and_states_without_pixels_will_do() -> None:
     states = torch.arange(12.0).view(4, 3)
     batch = Batch(states, torch.zeros(4), torch.ones(4), torch.full((4,), 0.5), states)
     drawn = regularize.draw(f, 4, 3, 2, (0, 0), generator(0))
-    y = regularize.target(batch, regularize.views(f, states, drawn.nu_next), lambda s: s.sum(1))
+    y = regularize.target(batch, views(f, states, drawn.nu_next).sum(1))
     jitter = drawn.nu_next.view(3, 4)
     torch.testing.assert_close(y, 1 + 0.5 * (states.sum(1) + 3 * jitter.mean(0)))
-    loss = regularize.loss(
-        regularize.views(f, states, drawn.nu).mean(1),
-        y,
-        lambda q, y: torch.nn.functional.huber_loss(q, y, reduction="none"),
+    q = views(f, states, drawn.nu).mean(1)
+    loss, _ = regularize.loss(
+        torch.nn.functional.huber_loss(q, regularize.repeat(y, 2), reduction="none"), batch
     )
     by_hand = [
         float(torch.nn.functional.huber_loss(states[i].mean() + drawn.nu[view * 4 + i, 0], y[i]))

@@ -1,8 +1,9 @@
-"""The replay memory, one-step returns, against one that keeps every transition whole in a list."""
+"""The replay memory, one-step returns, against one that keeps every transition whole in a list, for each stream."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,9 +14,8 @@ from torch import Generator, Tensor
 
 from drq.envs.protocol import EnvSpec
 from drq.presets import PLANET_ACTION_REPEAT
-from drq.replay import Batch, Replay
+from drq.replay import Batch, Choice, Replay, UniformSampler
 
-CPU = torch.device("cpu")
 GAMMA = 0.99
 SPEC = EnvSpec("toy/lists", (2, 3, 4), 3, "continuous", 2, 1, None)
 PIXELS = EnvSpec("dmc/any", (3, 84, 84), 3, "continuous", 6, 2, 500)
@@ -94,17 +94,42 @@ class Play:
             memory.add(*step)
 
 
-def all_kept(replay: Replay) -> Batch:
-    """What sampling can give, the oldest first."""
-    oldest, count = replay.window.tolist()
-    return replay.gather((oldest + torch.arange(count)) % replay.capacity)
+class OneStream:
+    """One stream of a replay as if it were a memory of its own."""
+
+    def __init__(self, replay: Replay, stream: int) -> None:
+        self.replay, self.stream = replay, stream
+
+    def begin(self, frame: np.ndarray) -> None:
+        self.replay.begin(frame, self.stream)
+
+    def add(self, action: np.ndarray, reward: float, discount: float, done: bool, frame: np.ndarray) -> None:
+        self.replay.add(action, reward, discount, done, frame, self.stream)
 
 
-def assert_holds(replay: Replay, expected: list[Transition]) -> None:
-    assert len(replay) == replay.sampleable == len(expected)
-    if not expected:
-        return
-    batch = all_kept(replay)
+def all_kept(replay: Replay, stream: int = 0) -> Batch:
+    """What sampling can give of a stream, the oldest first."""
+    oldest, count = replay.rings.window[stream].tolist()
+    places = (oldest + torch.arange(count)) % replay.stream_capacity
+    return replay.gather(Choice(stream * replay.stream_capacity + places))
+
+
+def sample(replay: Replay, count: int, seed: int = 0) -> Tensor:
+    """Slots."""
+    return UniformSampler().choose(replay, replay.draw(count, Generator().manual_seed(seed))).slots
+
+
+def assert_holds(replay: Replay, *expected_of: list[Transition]) -> None:
+    """Of each stream."""
+    assert len(replay) == replay.sampleable == sum(map(len, expected_of))
+    assert len(replay.streams) == len(expected_of)
+    for stream, expected in enumerate(expected_of):
+        assert len(replay.streams[stream]) == len(expected)
+        if expected:
+            assert_same(all_kept(replay, stream), expected)
+
+
+def assert_same(batch: Batch, expected: list[Transition]) -> None:
     obs, action, reward, discount, next_obs = (np.stack(column) for column in zip(*expected, strict=True))
     np.testing.assert_array_equal(batch.obs.tensor().numpy(), obs)
     np.testing.assert_array_equal(batch.action.numpy(), action)
@@ -120,11 +145,11 @@ def assert_holds(replay: Replay, expected: list[Transition]) -> None:
 @pytest.mark.parametrize(("capacity", "longest"), [(50, 20), (37, 60), (200, 30)])
 def test_every_transition_comes_back(stack: int, capacity: int, longest: int) -> None:
     spec = replace(SPEC, frame_stack=stack)
-    replay, lists, play = Replay(spec, capacity, discount=GAMMA, device=CPU), Lists(stack), Play(1, longest)
+    replay, lists, play = Replay(spec, capacity, discount=GAMMA), Lists(stack), Play(1, longest)
     for _ in range(4 * capacity):
         play.step(replay, lists)
-        assert_holds(replay, lists.kept(capacity, replay.frame_capacity))
-    assert replay.transitions_added > 3 * capacity
+        assert_holds(replay, lists.kept(capacity, replay.stream_frames))
+    assert replay.streams[0].transitions_added > 3 * capacity
     np.testing.assert_array_equal(replay.newest_observation(), lists.observation())
 
 
@@ -132,11 +157,11 @@ def test_every_transition_comes_back(stack: int, capacity: int, longest: int) ->
 def test_very_short_episodes_cost_room_and_never_truth(limit: int | None) -> None:
     """One last frame for every one to three transitions: more than the ring was sized for."""
     spec = replace(SPEC, max_episode_agent_steps=limit)
-    replay, lists, play = Replay(spec, 64, discount=GAMMA, device=CPU), Lists(3), Play(2, limit or 3)
+    replay, lists, play = Replay(spec, 64, discount=GAMMA), Lists(3), Play(2, limit or 3)
     fewest = 64
     for step in range(500):
         play.step(replay, lists)
-        assert_holds(replay, lists.kept(64, replay.frame_capacity))
+        assert_holds(replay, lists.kept(64, replay.stream_frames))
         if step > 200:
             fewest = min(fewest, len(replay))
     assert 30 <= fewest < 64
@@ -145,7 +170,7 @@ def test_very_short_episodes_cost_room_and_never_truth(limit: int | None) -> Non
 def test_the_first_frame_is_repeated_and_the_last_one_kept() -> None:
     frames = [np.full((1, 1, 1), number, dtype=np.uint8) for number in range(10)]
     spec = replace(SPEC, frame_shape=(1, 1, 1))
-    replay = Replay(spec, 20, device=CPU)
+    replay = Replay(spec, 20)
     replay.begin(frames[0])
     for number in range(1, 5):
         replay.add(np.zeros(2, np.float32), 0.0, 1.0, number == 4, frames[number])
@@ -159,7 +184,7 @@ def test_the_first_frame_is_repeated_and_the_last_one_kept() -> None:
 @pytest.mark.parametrize("steps_before", [0, 13, 14, 15, 16, 29])
 def test_only_a_terminal_state_stops_the_bootstrap(steps_before: int) -> None:
     """Wherever in the ring of 15 the ends of the two episodes fall."""
-    replay = Replay(SPEC, 15, discount=0.9, device=CPU)
+    replay = Replay(SPEC, 15, discount=0.9)
     play = Play(3, 1)
     replay.begin(play.frame())
     for _ in range(steps_before):
@@ -181,7 +206,7 @@ def test_an_abandoned_episode_ends_as_at_a_time_limit() -> None:
     """Begun again in the middle: no return reaches from one episode into the next."""
     spec = replace(SPEC, frame_shape=(1, 1, 1))
     frames = [np.full((1, 1, 1), number, dtype=np.uint8) for number in range(10)]
-    replay = Replay(spec, 20, n_step=3, discount=0.5, device=CPU)
+    replay = Replay(spec, 20, n_step=3, discount=0.5)
     replay.begin(frames[0])
     replay.add(np.zeros(2, np.float32), 1.0, 1.0, False, frames[1])
     replay.add(np.zeros(2, np.float32), 1.0, 1.0, False, frames[2])
@@ -196,7 +221,7 @@ def test_an_abandoned_episode_ends_as_at_a_time_limit() -> None:
 
 def test_discrete_actions_and_state_vectors() -> None:
     spec = EnvSpec("toy/catch", (3,), 1, "discrete", 4, 1, 7)
-    replay = Replay(spec, 10, device=CPU)
+    replay = Replay(spec, 10)
     states = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     replay.begin(states[0])
     for number in range(3):
@@ -209,7 +234,7 @@ def test_discrete_actions_and_state_vectors() -> None:
 
 
 def test_what_is_given_is_copied() -> None:
-    replay = Replay(SPEC, 10, device=CPU)
+    replay = Replay(SPEC, 10)
     first, second, action = picture(0), picture(1), np.ones(2, np.float32)
     replay.begin(first)
     replay.add(action, 1.0, 1.0, False, second)
@@ -222,7 +247,7 @@ def test_what_is_given_is_copied() -> None:
 
 
 def test_nothing_is_added_before_an_episode() -> None:
-    replay = Replay(SPEC, 10, device=CPU)
+    replay = Replay(SPEC, 10)
     with pytest.raises(RuntimeError, match="begin an episode"):
         replay.add(np.zeros(2, np.float32), 0.0, 1.0, False, picture(0))
     replay.begin(picture(0))
@@ -231,23 +256,113 @@ def test_nothing_is_added_before_an_episode() -> None:
         replay.add(np.zeros(2, np.float32), 0.0, 1.0, False, picture(2))
 
 
+# Streams.
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+@pytest.mark.parametrize(("capacity", "longest"), [(25, (2, 12, 60)), (40, (9, 9, 9))])
+def test_streams_do_not_mix(capacity: int, longest: tuple[int, int, int], stack: int) -> None:
+    """Side by side, in any order, each as far as it happens to be."""
+    spec, chance = replace(SPEC, frame_stack=stack), random.Random(0)
+    replay = Replay(spec, 3 * capacity, discount=GAMMA, streams=3)
+    assert replay.capacity == 3 * capacity
+    lists, plays = [Lists(stack) for _ in longest], [Play(seed, most) for seed, most in enumerate(longest)]
+    for _ in range(12 * capacity):
+        stream = chance.choice([0, 0, 1, 2, 2, 2])
+        plays[stream].step(OneStream(replay, stream), lists[stream])
+        assert_holds(replay, *(own.kept(capacity, replay.stream_frames) for own in lists))
+        if replay.streams[stream].age >= 0:
+            np.testing.assert_array_equal(replay.newest_observation(stream), lists[stream].observation())
+    assert all(stream.transitions_added > capacity for stream in replay.streams)
+
+
+def test_a_capacity_that_streams_do_not_divide_is_rounded_down() -> None:
+    replay = Replay(SPEC, 32, streams=3)
+    assert (replay.capacity, replay.stream_capacity) == (30, 10)
+    assert len(replay.rings.rows) == 30
+    assert len(replay.rings.frames) == 3 * replay.stream_frames
+
+
+# Frames that are tensors already.
+
+
+def as_tensor(replay: Replay, stream: int, frame: np.ndarray) -> Tensor:
+    return torch.from_numpy(frame)
+
+
+def drawn_in_place(replay: Replay, stream: int, frame: np.ndarray) -> Tensor:
+    there = replay.next_frame(stream)
+    there.copy_(torch.from_numpy(frame))
+    return there
+
+
+@pytest.mark.parametrize("given_as", [as_tensor, drawn_in_place])
+def test_frames_may_be_tensors(given_as: Callable[[Replay, int, np.ndarray], Tensor]) -> None:
+    class Given(OneStream):
+        def begin(self, frame: np.ndarray) -> None:
+            self.replay.begin(given_as(self.replay, self.stream, frame), self.stream)
+
+        def add(self, action: np.ndarray, reward: float, discount: float, done: bool, frame: np.ndarray) -> None:
+            given = given_as(self.replay, self.stream, frame)
+            self.replay.add(action, reward, discount, done, given, self.stream)
+
+    replay = Replay(SPEC, 60, discount=GAMMA, streams=2)
+    lists, plays = [Lists(3), Lists(3)], [Play(0, 3), Play(1, 40)]
+    for step in range(300):
+        stream = step % 2
+        plays[stream].step(Given(replay, stream), lists[stream])
+        assert_holds(replay, *(own.kept(30, replay.stream_frames) for own in lists))
+
+
+def test_a_tensor_is_copied_unless_it_is_the_place_itself() -> None:
+    replay = Replay(SPEC, 10)
+    first = torch.from_numpy(picture(0))
+    replay.begin(first)
+    first.zero_()
+    np.testing.assert_array_equal(replay.newest_observation()[-2:], picture(0))
+    place = replay.next_frame()
+    place.copy_(torch.from_numpy(picture(1)))
+    replay.add(np.zeros(2, np.float32), 0.0, 1.0, False, place)
+    np.testing.assert_array_equal(replay.newest_observation()[-2:], picture(1))
+    assert replay.next_frame().data_ptr() != place.data_ptr()
+
+
 # Sampling.
 
 
 @pytest.mark.parametrize("steps", [5, 40, 137])
 def test_sampling_is_uniform_over_everything_kept(steps: int) -> None:
-    replay, play = Replay(SPEC, 40, device=CPU), Play(4, 6)
-    while replay.transitions_added < steps:
+    replay, play = Replay(SPEC, 40), Play(4, 6)
+    while replay.streams[0].transitions_added < steps:
         play.step(replay)
-    slots = replay.sample(40_000, Generator().manual_seed(0))
-    position = (slots - replay.window[0]) % replay.capacity
+    slots = sample(replay, 40_000)
+    position = (slots - replay.rings.window[0, 0]) % replay.capacity
     kept = len(replay)
     counts = torch.bincount(position, minlength=40).double()
     assert int(counts[:kept].min()) > 0
     assert int(counts[kept:].sum()) == 0
     each = 40_000 / kept
     assert float(((counts[:kept] - each) ** 2 / each).sum()) < kept + 5 * (2 * kept) ** 0.5
-    assert torch.equal(slots, replay.sample(40_000, Generator().manual_seed(0)))
+    assert torch.equal(slots, sample(replay, 40_000))
+
+
+def test_sampling_is_uniform_over_all_streams() -> None:
+    """One stream has been round its ring, one has a few transitions, one has none yet."""
+    replay = Replay(SPEC, 90, streams=3)
+    for stream, steps in ((0, 75), (2, 7)):
+        play = Play(stream, 6)
+        while replay.streams[stream].transitions_added < steps:
+            play.step(OneStream(replay, stream))
+    replay.begin(picture(0), stream=1)
+    counts = torch.bincount(sample(replay, 60_000), minlength=90).double()
+    kept = [len(stream) for stream in replay.streams]
+    assert kept[1:] == [0, 7]
+    assert kept[0] > 20
+    oldest = replay.streams[0].oldest
+    slots = [number % 30 for number in range(oldest, oldest + kept[0])] + [60 + number for number in range(7)]
+    assert counts.nonzero().flatten().tolist() == sorted(slots)
+    each = 60_000 / len(slots)
+    assert float(((counts[slots] - each) ** 2 / each).sum()) < len(slots) + 5 * (2 * len(slots)) ** 0.5
 
 
 # Saved and put back.
@@ -257,49 +372,70 @@ class Saved:
     """Parts as checkpoints keep them: what is new since the last, and what is still of use."""
 
     def __init__(self) -> None:
-        self.parts: list[tuple[int, int, dict[str, Tensor]]] = []
+        self.parts: list[tuple[list[tuple[int, int]], dict[str, Tensor]]] = []
+        self.forgotten = 0
 
     def save(self, replay: Replay) -> None:
-        transitions, frames = self.parts[-1][:2] if self.parts else (0, 0)
-        part = replay.written_since(transitions, frames)
-        assert len(part["rows"]) == min(replay.transitions_added - transitions, replay.capacity)
-        assert len(part["frames"]) == min(replay.frames_added - frames, replay.frame_capacity)
-        self.parts.append((replay.transitions_added, replay.frames_added, part))
-        self.parts = [
-            (transitions_end, frames_end, kept)
-            for transitions_end, frames_end, kept in self.parts
-            if transitions_end > replay.transitions_added - replay.capacity
-            or frames_end > replay.frames_added - replay.frame_capacity
-        ]
+        marks = self.parts[-1][0] if self.parts else [(0, 0) for _ in replay.streams]
+        part = replay.written_since(marks)
+        for number, (stream, (transitions, frames)) in enumerate(zip(replay.streams, marks, strict=True)):
+            end = f".{number}" if number else ""
+            assert len(part[f"rows{end}"]) == min(stream.transitions_added - transitions, replay.stream_capacity)
+            assert len(part[f"frames{end}"]) == min(stream.frames_added - frames, replay.stream_frames)
+        self.parts.append((replay.marks(), part))
+        before = len(self.parts)
+        self.parts = [(marks, kept) for marks, kept in self.parts if self.still_needed(replay, marks)]
+        self.forgotten += before - len(self.parts)
+
+    @staticmethod
+    def still_needed(replay: Replay, marks: list[tuple[int, int]]) -> bool:
+        """Whether the last transition or frame before the marks of any stream has not been overwritten."""
+        needed = False
+        for stream, (transitions, frames) in zip(replay.streams, marks, strict=True):
+            needed |= transitions - 1 >= max(0, stream.transitions_added - replay.stream_capacity)
+            needed |= frames - 1 >= max(0, stream.frames_added - replay.stream_frames)
+        if any(max(mark) for mark in marks):  # where nothing was written there is nothing to ask about
+            assert replay.keeps(marks) == needed
+        return needed
 
 
+@pytest.mark.parametrize("streams", [1, 3])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_restored_memory_goes_on_like_the_original(seed: int) -> None:
+def test_a_restored_memory_goes_on_like_the_original(seed: int, streams: int) -> None:
     chance = random.Random(seed)
     capacity, longest = chance.choice([20, 45, 90]), chance.choice([1, 2, 8, 40])
-    replay = Replay(SPEC, capacity, discount=GAMMA, device=CPU)
-    lists, play, saved = Lists(3), Play(seed, longest), Saved()
+    replay = Replay(SPEC, streams * capacity, discount=GAMMA, streams=streams)
+    lists, saved = [Lists(3) for _ in range(streams)], Saved()
+    plays = [Play(10 * stream + seed, longest) for stream in range(streams)]
+
+    def step(*replays: Replay) -> None:
+        stream = chance.randrange(streams)
+        plays[stream].step(*(OneStream(each, stream) for each in replays), lists[stream])
+
+    def kept() -> list[list[Transition]]:
+        return [own.kept(capacity, replay.stream_frames) for own in lists]
+
     for _ in range(12):
-        for _ in range(chance.choice([0, 1, 3, 20, 2 * capacity])):
-            play.step(replay, lists)
+        for _ in range(chance.choice([0, 1, 3, 20, 2 * streams * capacity])):
+            step(replay)
         saved.save(replay)
-        restored = Replay(SPEC, capacity, discount=GAMMA, device=CPU)
+        restored = Replay(SPEC, streams * capacity, discount=GAMMA, streams=streams)
         restored.restore(saved.parts, replay.counters())
         assert restored.counters() == replay.counters()
-        assert_holds(restored, lists.kept(capacity, replay.frame_capacity))
-        if replay.frames_added and replay.age >= 0:
-            np.testing.assert_array_equal(restored.newest_observation(), replay.newest_observation())
+        assert_holds(restored, *kept())
+        for number, stream in enumerate(replay.streams):
+            if stream.frames_added and stream.age >= 0:
+                np.testing.assert_array_equal(restored.newest_observation(number), replay.newest_observation(number))
         # From here on the restored one is the one in use, as in a run that was interrupted.
-        for _ in range(chance.choice([1, 5, capacity])):
-            play.step(replay, restored, lists)
-            if not len(replay):
-                continue
-            one, other = Generator().manual_seed(1), Generator().manual_seed(1)
-            assert torch.equal(replay.sample(50, one), restored.sample(50, other))
+        for _ in range(chance.choice([1, 5, streams * capacity])):
+            step(replay, restored)
+            if len(replay):
+                assert torch.equal(sample(replay, 50, seed=1), sample(restored, 50, seed=1))
         assert restored.counters() == replay.counters()
-        assert_holds(restored, lists.kept(capacity, replay.frame_capacity))
+        assert_holds(restored, *kept())
         replay = restored
-    assert replay.transitions_added > capacity
+    assert all(stream.transitions_added > capacity for stream in replay.streams)
+    assert saved.forgotten
 
 
 # Memory.
@@ -314,20 +450,21 @@ def test_a_hundred_thousand_transitions_fit_in_what_was_promised(limit: int | No
 @pytest.mark.parametrize("spec", [PIXELS, SPEC, EnvSpec("toy/catch", (3,), 1, "discrete", 4, 1, 7)])
 def test_the_figure_told_beforehand_is_what_is_allocated(spec: EnvSpec) -> None:
     def allocated(capacity: int) -> int:
-        tensors = [part for part in vars(Replay(spec, capacity, device=CPU)).values() if isinstance(part, Tensor)]
+        replay = Replay(spec, capacity)
+        tensors = [part for part in (*vars(replay).values(), *replay.rings) if isinstance(part, Tensor)]
         return sum(part.numel() * part.element_size() for part in tensors)
 
     # Beside the rings there is a little that does not depend on the capacity.
     assert allocated(700) - allocated(100) == Replay.bytes_needed(spec, 700) - Replay.bytes_needed(spec, 100)
-    replay = Replay(spec, 100, device=CPU)
-    rings = replay.frames.nbytes + replay.rows.nbytes + replay.places.nbytes
-    assert rings == Replay.bytes_needed(spec, 100)
+    replay = Replay(spec, 100)
+    frames, rows, places, _ = replay.rings
+    assert frames.nbytes + rows.nbytes + places.nbytes == Replay.bytes_needed(spec, 100)
 
 
 @pytest.mark.parametrize("agent_steps", [50, 125, 250, 500, 1000])
 def test_the_whole_capacity_is_used_for_episodes_of_the_length_promised(agent_steps: int) -> None:
     spec = replace(SPEC, frame_shape=(1, 1, 1), max_episode_agent_steps=agent_steps)
-    replay = Replay(spec, 1_500, device=CPU)
+    replay = Replay(spec, 1_500)
     action, frame = np.zeros(2, np.float32), np.zeros((1, 1, 1), np.uint8)
     for agent_step in range(4_000):
         if agent_step % agent_steps == 0:

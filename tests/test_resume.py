@@ -11,16 +11,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 import drq
 from drq.config import DQNConfig, EngineConfig, EnvConfig, ReplayConfig, SACConfig
+from drq.envs.protocol import Action, Step
 from drq.errors import UserError
 from drq.replay import Replay
 from drq.training import checkpoint as checkpoint_module
+from drq.training.env_worker import ThreadedEnv
+from drq.training.evaluation_service import EvaluationRequest, InlineEvaluation
 from drq.training.loop import Trainer
 from runs import FLAGS, assert_same_run, rows, small, state
 
@@ -42,7 +47,7 @@ def train_with_crash_at(folder: Path, agent_step: int, monkeypatch: pytest.Monke
 
         def add(self: Replay, *args: object) -> None:
             original(self, *args)  # type: ignore[arg-type]
-            if self.transitions_added == agent_step:
+            if self.streams[0].transitions_added == agent_step:
                 raise Crash
 
         patch.setattr(Replay, "add", add)
@@ -123,23 +128,50 @@ def test_a_control_task_resumes_in_the_middle_of_an_episode(
     assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 
-def test_ctrl_c_saves_where_it_is(uninterrupted: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_saves_where_it_is(
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "run"
     trainer = Trainer(small(folder))
-    original = trainer.env.step
+    original = ThreadedEnv.step
 
-    def step(action):  # type: ignore[no-untyped-def]
-        if trainer.agent_step == 47:
+    def step(self: ThreadedEnv, action: Action) -> Callable[[], Step]:
+        if trainer.state.agent_step == 47:
             os.kill(os.getpid(), signal.SIGINT)
-        return original(action)
+        return original(self, action)
 
-    trainer.env.step = step  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        trainer.run()
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadedEnv, "step", step)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.run()
     assert "Stopped at 48 env steps. Run the same command again to go on." in capfd.readouterr().err
     assert json.loads((folder / "checkpoint" / "latest.json").read_text())["agent_step"] == 48
     drq.train(small(folder), quiet=True)
     assert_same_run(uninterrupted, folder)
+
+
+def test_a_stop_request_waits_for_the_evaluation_under_way(
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that comes while the loop looks for finished evaluations: none is lost when the run goes on."""
+    original = InlineEvaluation.collect
+    interrupted: list[int] = []
+
+    def collect(self: InlineEvaluation, *, wait: bool) -> list[tuple[EvaluationRequest, list[float]]]:
+        if wait or not self.under_way:
+            return original(self, wait=wait)
+        if not interrupted:
+            interrupted.append(1)
+            os.kill(os.getpid(), signal.SIGINT)
+        return []  # as if it were still played, in another process
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InlineEvaluation, "collect", collect)
+        with pytest.raises(KeyboardInterrupt):
+            drq.train(small(tmp_path / "run"), quiet=True)
+    assert [row["agent_step"] for row in rows(tmp_path / "run" / "eval.csv")] == ["40"]
+    drq.train(small(tmp_path / "run"), quiet=True)
+    assert_same_run(uninterrupted, tmp_path / "run")
 
 
 def test_a_longer_budget_goes_on(uninterrupted: Path, tmp_path: Path) -> None:
@@ -191,22 +223,68 @@ def test_an_environment_that_forgets_is_noticed(
 
 
 def test_another_device_is_refused(uninterrupted: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(uninterrupted, folder)
-    (folder / "finished.json").unlink()
+    folder = unfinished_copy(uninterrupted, tmp_path / "copy")
     latest = folder / "checkpoint" / "latest.json"
     latest.write_text(latest.read_text().replace('"device": "cpu"', '"device": "cuda"'))
     with pytest.raises(UserError, match=r"The run was begun on cuda .* add --device cuda"):
         drq.train(small(folder), quiet=True)
 
 
-def test_a_damaged_checkpoint_is_named(uninterrupted: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(uninterrupted, folder)
+def unfinished_copy(run: Path, folder: Path) -> Path:
+    shutil.copytree(run, folder)
     (folder / "finished.json").unlink()
-    next((folder / "checkpoint").glob("state-*")).write_bytes(b"not a tensor")
+    return folder
+
+
+def cut_short(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-5])
+
+
+def exchange_weights(file: Path) -> None:
+    """Those of a smaller agent."""
+    tensors = load_file(file)
+    save_file({name: value[:3] if name.endswith("weight") else value for name, value in tensors.items()}, file)
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "no tensor": ("state-*", lambda file: file.write_bytes(b"not a tensor")),
+    "half a state": ("state-*", cut_short),
+    "other weights": ("state-*", exchange_weights),
+    "no state": ("state-*", Path.unlink),
+    "half a segment": ("replay-*", cut_short),
+    "no segment": ("replay-*", Path.unlink),
+    "half a description": ("latest.json", cut_short),
+    "an empty description": ("latest.json", lambda file: file.write_text("{}")),
+    "a description of no segment": ("latest.json", lambda file: file.write_text('{"segments": [7]}')),
+    "no text": ("latest.json", lambda file: file.write_bytes(b"\xff\xfe")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_named(damage: str, uninterrupted: Path, tmp_path: Path) -> None:
+    folder = unfinished_copy(uninterrupted, tmp_path / "copy")
+    pattern, do = DAMAGE[damage]
+    do(sorted((folder / "checkpoint").glob(pattern))[-1])
     with pytest.raises(UserError, match=r"cannot be read .* delete the folder to begin the run again"):
         drq.train(small(folder), quiet=True)
+
+
+@pytest.mark.parametrize("error", [KeyError("rows"), RuntimeError("shapes"), ValueError("dtype"), OSError("device")])
+@pytest.mark.parametrize("part", ["replay", "learner"])
+def test_a_bug_in_restoring_is_no_damaged_file(
+    part: str, error: Exception, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise error
+
+    if part == "replay":
+        monkeypatch.setattr(Replay, "restore", fail)
+    else:
+        monkeypatch.setattr(checkpoint_module, "_put_back", fail)
+    folder = unfinished_copy(uninterrupted, tmp_path / "copy")
+    with pytest.raises(type(error)) as raised:
+        drq.train(small(folder), quiet=True)
+    assert raised.value is error
 
 
 def test_a_full_disk_keeps_the_previous_checkpoint(

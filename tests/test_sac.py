@@ -15,13 +15,14 @@ from torch import Generator, Tensor
 
 from drq.agents import make_agent
 from drq.agents.sac import SAC, Draws
+from drq.backend import Backend, StackedFrames
 from drq.config import EngineConfig, SACConfig
-from drq.engine.learner import Learner
-from drq.engine.settings import EngineSettings
+from drq.engine import EngineSettings, FastBackend, Learner
 from drq.envs.protocol import EnvSpec
 from drq.errors import UserError
-from drq.replay import Batch, Replay, StackedFrames
+from drq.replay import Batch, Replay
 from drq.training.checkpoint import Checkpoints
+from drq.training.state import RunState
 from sac_paper import Paper
 
 CPU = torch.device("cpu")
@@ -30,9 +31,9 @@ PIXELS = EnvSpec("toy/tiny", (3, 23, 26), 2, "continuous", ACTIONS, 1, 100)
 STATE = EnvSpec("toy/tiny", (7,), 1, "continuous", ACTIONS, 1, 100)
 
 
-def make(spec: EnvSpec = PIXELS, seed: int = 0, **settings: Any) -> SAC:
+def make(spec: EnvSpec = PIXELS, seed: int = 0, backend: Backend | None = None, **settings: Any) -> SAC:
     config = replace(SACConfig(batch_size=N, hidden_dim=16, feature_dim=10), **settings)
-    agent = make_agent(spec, config, CPU, seed)
+    agent = make_agent(spec, config, backend or Backend(), seed)
     assert isinstance(agent, SAC)
     return agent
 
@@ -78,11 +79,10 @@ def weights_of(agent: SAC) -> dict[str, Tensor]:
     ],
     ids=["K=M=2", "K=1,M=3", "RAD, frozen", "other settings", "state"],
 )
-def test_updates_are_the_papers_equations(
-    spec: EnvSpec, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every weight after four updates, to ten digits: with the agent's own arithmetic in float64."""
-    monkeypatch.setattr(Tensor, "float", Tensor.double)
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+def test_updates_are_the_papers_equations(spec: EnvSpec, settings: dict[str, Any], weighted: bool) -> None:
+    """Every weight after four updates, and every transition's error, to ten digits: with the agent's own arithmetic in
+    float64."""
     agent = make(spec, **settings)
     agent.modules.double()
     paper = Paper(weights_of(agent), agent.config)
@@ -90,8 +90,12 @@ def test_updates_are_the_papers_equations(
     for number in range(4):
         batch, drawn = random_batch(number, spec, torch.float64), agent.draw(g)
         draws = Draws(drawn.transformations, drawn.target_noise.double(), drawn.actor_noise.double())
-        agent.update(batch, draws, agent.phase(number))
-        paper.update(batch, draws, number)
+        if weighted:
+            batch = batch._replace(weights=torch.rand(N, generator=g, dtype=torch.float64))
+        result = agent.update(batch, draws, agent.phase(number))
+        expected_errors = paper.update(batch, draws, number)
+        assert result.errors is not None
+        assert result.errors.tolist() == pytest.approx(expected_errors, rel=1e-9)
         got = weights_of(agent)
         assert set(got) == set(paper.w)
         for name, expected in paper.w.items():
@@ -226,8 +230,8 @@ def test_actor_and_critic_share_the_convolutions_and_nothing_else() -> None:
 
 
 def filled_learner(seed: int, **settings: Any) -> Learner:
-    engine = EngineSettings.resolve(EngineConfig(), CPU, SACConfig())
-    replay = Replay(PIXELS, 60, device=CPU)
+    backend = FastBackend(EngineSettings.resolve(EngineConfig(), CPU, SACConfig()))
+    replay = Replay(PIXELS, 60, backend=backend)
     chance = np.random.default_rng(0)
     for agent_step in range(80):
         if agent_step % 25 == 0:
@@ -239,7 +243,7 @@ def filled_learner(seed: int, **settings: Any) -> Learner:
             agent_step % 25 == 24,
             chance.integers(0, 256, PIXELS.frame_shape, dtype=np.uint8),
         )
-    return Learner(make(seed=seed, **settings), replay, engine, seed)
+    return Learner(make(seed=seed, backend=backend, **settings), replay, backend, seed)
 
 
 @pytest.mark.parametrize("freeze", [False, True])
@@ -248,8 +252,9 @@ def test_tying_survives_save_and_load(tmp_path: Path, freeze: bool) -> None:
     for _ in range(3):
         learner.update()
     checkpoints = Checkpoints(tmp_path / "checkpoint")
-    episode_actions = torch.rand(5, ACTIONS, generator=Generator().manual_seed(0))
-    checkpoints.save(learner, 80, {"said": "so"}, episode_actions)
+    actions = torch.rand(5, ACTIONS, generator=Generator().manual_seed(0)).numpy()
+    run = RunState(agent_step=80, episode=3, episode_actions=list(actions), last_return=1.5, seconds=2.25)
+    checkpoints.save(learner, run)
     checkpoints.close()
 
     other = filled_learner(1, freeze_encoder=freeze)
@@ -257,8 +262,8 @@ def test_tying_survives_save_and_load(tmp_path: Path, freeze: bool) -> None:
     restored = again.restore(other)
     again.close()
     assert restored is not None
-    assert restored[:2] == (80, {"said": "so"})
-    assert torch.equal(restored[2], episode_actions)
+    assert np.array_equal(restored.episode_actions, actions)
+    assert replace(restored, episode_actions=[]) == replace(run, episode_actions=[])
     one, two = learner.agent, other.agent
     assert isinstance(one, SAC)
     assert isinstance(two, SAC)
@@ -343,7 +348,7 @@ def test_the_temperature_steers_towards_the_target_entropy(target_entropy: float
     assert float(agent.temperature().detach()) == pytest.approx(0.1)
     with torch.no_grad():
         agent.actor.mlp[4].bias[ACTIONS:] = 1.0  # a wide one
-    metrics = agent.update(random_batch(0), agent.draw(Generator().manual_seed(0)), agent.phase(0))
+    metrics, _ = agent.update(random_batch(0), agent.draw(Generator().manual_seed(0)), agent.phase(0))
     assert -3.0 < float(metrics["entropy"]) < 30.0
     # Adam's first step is the learning rate, whatever the gradient.
     moved = math.log(float(metrics["alpha"])) - math.log(0.1)
@@ -414,7 +419,7 @@ def test_states_are_not_augmented() -> None:
 def test_discrete_actions_are_refused_with_the_remedy() -> None:
     spec = replace(PIXELS, task="toy/catch", action_kind="discrete")
     with pytest.raises(UserError) as raised:
-        make_agent(spec, SACConfig(), CPU, 0)
+        make_agent(spec, SACConfig(), Backend(), 0)
     assert str(raised.value) == "toy/catch has discrete actions and SAC needs continuous ones: use --agent dqn."
 
 

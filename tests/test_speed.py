@@ -19,13 +19,14 @@ import torch
 import tyro
 from torch import Tensor
 
-from drq.agents import SAC, make_agent
+from drq.agents import make_agent
+from drq.agents.sac import SAC
 from drq.config import EngineConfig, EnvConfig, ReplayConfig, SACConfig
-from drq.engine.settings import EngineSettings
+from drq.engine import EngineSettings, FastBackend
 from drq.errors import UserError
 from drq.launch import mps
 from drq.presets import preset
-from drq.replay import Replay
+from drq.replay import Choice, Replay, UniformSampler
 from drq.speed import SpeedArguments, command, measure, speed, to_json
 from drq.speed.plain_reference import PAD, HostReplay, PlainDraws, PlainDrQ, shift
 from drq.speed.plan import Plan, plan_for
@@ -45,6 +46,11 @@ def tiny(name: str, task: str, **agent: Any) -> Work:
     small = dataclasses.replace(config.agent, batch_size=BATCH, hidden_dim=16, **agent)
     env = dataclasses.replace(config.env, image_size=36)
     return Work(name, dataclasses.replace(config, agent=small, env=env, replay=ReplayConfig(capacity=600)))
+
+
+def plain_backend() -> FastBackend:
+    engine = EngineConfig(precision="float32", compile="off")
+    return FastBackend(EngineSettings.resolve(engine, CPU, SACConfig()))
 
 
 # The plain reference against our agent.
@@ -94,11 +100,12 @@ class Pair:
         work = tiny("planet", "dmc/cheetah-run", k=k, m=m)
         assert isinstance(work.config.agent, SACConfig)
         torch.manual_seed(1)  # the same transitions whichever tests came before
-        self.replay = random_replay(work.config, CPU)
-        agent = make_agent(self.replay.spec, work.config.agent, CPU, seed=3)
+        backend = plain_backend()
+        self.replay = random_replay(work.config, backend)
+        agent = make_agent(self.replay.spec, work.config.agent, backend, seed=3)
         assert isinstance(agent, SAC)
         self.agent = agent
-        batch = self.replay.gather(torch.arange(self.replay.capacity))
+        batch = self.replay.gather(Choice(torch.arange(self.replay.capacity)))
         memory = HostReplay((9, 36, 36), 6, self.replay.capacity)
         memory.obs[...] = batch.obs.tensor().numpy()  # type: ignore[union-attr]
         memory.next_obs[...] = batch.next_obs.tensor().numpy()  # type: ignore[union-attr]
@@ -123,7 +130,7 @@ class Pair:
         self.plain.log_alpha.data = self.plain.log_alpha.double().detach()
         memory = self.plain.replay
         memory.action, memory.reward = memory.action.astype(np.float64), memory.reward.astype(np.float64)
-        batch = self.replay.gather(torch.arange(self.replay.capacity))
+        batch = self.replay.gather(Choice(torch.arange(self.replay.capacity)))
         memory.not_done = batch.discount.double().numpy()[:, None] / 0.99
         self.doubled = True
 
@@ -140,15 +147,15 @@ class Pair:
     def update(self, *, wrong_shift: bool = False) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """One update of both with the same random numbers; their losses and ours."""
         drawn = self.agent.draw(self.generator)
-        slots = self.replay.sample(BATCH, self.generator)
+        slots = UniformSampler().choose(self.replay, self.replay.draw(BATCH, self.generator)).slots
         phase = self.agent.phase(self.plain.updates)
-        batch = self.replay.gather(slots)
+        batch = self.replay.gather(Choice(slots))
         if self.doubled:
             noise = {"target_noise": drawn.target_noise.double(), "actor_noise": drawn.actor_noise.double()}
             drawn = drawn._replace(**noise)
             numbers = {name: getattr(batch, name).double() for name in ("action", "reward", "discount")}
             batch = batch._replace(**numbers)
-        ours = self.agent.update(batch, drawn, phase)
+        ours, _ = self.agent.update(batch, drawn, phase)
         k, m = self.plain.k, self.plain.m
         shifts = drawn.transformations.nu.long().view(m, BATCH, 2)
         theirs = self.plain.update(
@@ -209,8 +216,8 @@ def test_the_comparison_would_notice_another_augmentation() -> None:
 
 def test_random_replay_is_what_adding_step_by_step_gives() -> None:
     config = tiny("planet", "dmc/cheetah-run").config
-    made = random_replay(config, CPU)
-    added = Replay(spec_for(config), made.capacity, device=CPU)
+    made = random_replay(config, plain_backend())
+    added = Replay(spec_for(config), made.capacity)
     for number in range(made.capacity):
         if number % 250 == 0:
             added.begin(np.zeros((3, 36, 36), dtype=np.uint8))
@@ -218,11 +225,11 @@ def test_random_replay_is_what_adding_step_by_step_gives() -> None:
         added.add(np.zeros(6, dtype=np.float32), 0.0, 1.0, done, np.zeros((3, 36, 36), dtype=np.uint8))
     assert made.counters() == added.counters()
     assert made.sampleable == added.sampleable
-    assert torch.equal(made.places, added.places)
-    assert torch.equal(made.rows[:, 1:3], added.rows[:, 1:3])
-    assert torch.equal(made.window, added.window)
-    np.testing.assert_array_equal(made._oldest_frame, added._oldest_frame)
-    assert len(made.frames.unique()) == 256
+    assert torch.equal(made.rings.places, added.rings.places)
+    assert torch.equal(made.rings.rows[:, 1:3], added.rings.rows[:, 1:3])
+    assert torch.equal(made.rings.window, added.rings.window)
+    np.testing.assert_array_equal(made.streams[0].oldest_frame, added.streams[0].oldest_frame)
+    assert len(made.rings.frames.unique()) == 256
 
 
 # The measurements.

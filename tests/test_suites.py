@@ -266,7 +266,7 @@ def changed(old: str, new: str) -> str:
         (changed('"agent.pad"', '"paad"'), "Did you mean 'agent.pad'"),
         (changed('"agent.k" = 1', '"agent.k" = "one"'), "'agent.k' is 'one': give it a whole number"),
         (changed('"agent.k" = 1', '"agent.k" = true'), "'agent.k' is True: give it a whole number"),
-        (changed('"agent.k" = 1', '"agent.encoder" = "resnet"'), "give it 'sac-ae' or 'nature'"),
+        (changed('"agent.k" = 1', '"agent.encoder" = "resnet"'), "There is no encoder 'resnet'. Choose from sac-ae"),
         (changed('"agent.k" = 1', '"agent.augmentation" = "shfit"'), "Did you mean 'shift'"),
         (changed('"agent.k" = 1', '"seed" = 1'), "say it with `seeds`"),
         (changed("1e-4\nenv", '"fast"\nenv'), "is 'fast': give it a number."),

@@ -14,22 +14,28 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from drq.agents import SAC, make_agent
+    from drq.agents import Agent, make_agent
+    from drq.agents.sac import SAC
     from drq.augment import parse as augmentation
+    from drq.backend import Backend, Views
     from drq.config import DQNConfig, EngineConfig, EnvConfig, EvalConfig, ReplayConfig, SACConfig, TrainConfig
     from drq.errors import UserError
     from drq.presets import preset
+    from drq.training.components import describe
     from drq.training.loop import TrainResult, train
     from drq.training.policy import TrainedPolicy, evaluate, load
 
 _HOMES = {
-    "drq.agents": ("SAC", "make_agent"),
+    "drq.agents": ("Agent", "make_agent"),
+    "drq.agents.sac": ("SAC",),
+    "drq.backend": ("Backend", "Views"),
     "drq.augment": ("augmentation",),
     "drq.config": (
         "DQNConfig", "EngineConfig", "EnvConfig", "EvalConfig", "ReplayConfig", "SACConfig", "TrainConfig",
     ),
     "drq.errors": ("UserError",),
     "drq.presets": ("preset",),
+    "drq.training.components": ("describe",),
     "drq.training.loop": ("TrainResult", "train"),
     "drq.training.policy": ("TrainedPolicy", "evaluate", "load"),
 }
@@ -41,6 +47,8 @@ except PackageNotFoundError:  # run from a source tree
 
 __all__ = [
     "SAC",
+    "Agent",
+    "Backend",
     "DQNConfig",
     "EngineConfig",
     "EnvConfig",
@@ -51,7 +59,9 @@ __all__ = [
     "TrainResult",
     "TrainedPolicy",
     "UserError",
+    "Views",
     "augmentation",
+    "describe",
     "evaluate",
     "load",
     "make_agent",

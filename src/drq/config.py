@@ -12,8 +12,6 @@ from tyro.conf import Fixed, Suppress, arg
 
 from drq.errors import UserError
 
-EncoderName = Literal["sac-ae", "nature", "dreamer", "impala", "d4pg"]
-
 
 @dataclass(frozen=True)
 class EnvConfig:
@@ -36,7 +34,31 @@ class EnvConfig:
 
 
 @dataclass(frozen=True)
-class SACConfig:
+class AgentConfig:
+    """What every agent has, whatever it learns with: its own settings come after."""
+
+    augmentation: str = "shift"
+    """Image transformation f: shift, cutout, hflip, vflip, rotate, intensity, none, or several joined by `+`."""
+    k: int = 2
+    """Views of the next observation averaged in the target (K)."""
+    m: int = 2
+    """Views of the observation averaged in the loss (M). K = M = 1 is RAD."""
+    batch_size: int = 512
+    """Transitions in a mini-batch (N)."""
+    discount: float = 0.99
+    """Discount factor gamma."""
+    n_step: int = 1
+    """Length of the return before the bootstrap."""
+    seed_steps: int = 1000
+    """Agent steps with uniformly random actions before the first update."""
+    updates_per_step: float = 1
+    """Updates after every agent step; 0.5 is one after every second."""
+    encoder: str = "sac-ae"
+    """Convolutions: sac-ae, nature, dreamer, impala or d4pg."""
+
+
+@dataclass(frozen=True)
+class SACConfig(AgentConfig):
     """Soft actor-critic, regularised by DrQ."""
 
     augmentation: str = "shift"
@@ -69,9 +91,9 @@ class SACConfig:
     """Upper bound of the policy's log standard deviation."""
     seed_steps: int = 1000
     """Agent steps with uniformly random actions before the first update."""
-    updates_per_step: int = 1
-    """Updates after every agent step. The every-2nd rules count updates."""
-    encoder: EncoderName = "sac-ae"
+    updates_per_step: float = 1
+    """Updates after every agent step; 0.5 is one after every second. The every-2nd rules count updates."""
+    encoder: str = "sac-ae"
     """Convolutions: sac-ae (the paper's), nature, dreamer, impala or d4pg."""
     freeze_encoder: bool = False
     """Leave the convolutions at their random initial values."""
@@ -86,7 +108,7 @@ class SACConfig:
 
 
 @dataclass(frozen=True)
-class DQNConfig:
+class DQNConfig(AgentConfig):
     """Efficient DQN (double, dueling, n-step), regularised by DrQ. The paper's Atari table."""
 
     augmentation: str = "shift+intensity"
@@ -131,22 +153,16 @@ class DQNConfig:
     """Epsilon of evaluation episodes."""
     seed_steps: int = 1600
     """Agent steps before the first update (the minimum replay size)."""
-    updates_per_step: int = 1
-    """Updates after every agent step."""
-    encoder: EncoderName = "nature"
-    """Convolutions."""
+    updates_per_step: float = 1
+    """Updates after every agent step; 0.5 is one after every second."""
+    encoder: str = "nature"
+    """Convolutions: sac-ae, nature (the paper's), dreamer, impala or d4pg."""
     freeze_encoder: bool = False
     """Leave the convolutions at their random initial values."""
     pad: int = 4
     """Random shift: largest offset in pixels."""
     intensity_scale: float = 0.05
     """Intensity: standard deviation of the factor (the paper's Atari code)."""
-
-
-AgentConfig = SACConfig | DQNConfig
-
-AGENTS: dict[str, type[SACConfig] | type[DQNConfig]] = {"sac": SACConfig, "dqn": DQNConfig}
-"""By the name that `--agent` and config.json give it."""
 
 
 @dataclass(frozen=True)
@@ -235,12 +251,12 @@ def check(config: TrainConfig) -> None:
         **{f"agent.{name.replace('_', '-')}": (getattr(agent, name), 1) for name in _COUNTS if hasattr(agent, name)},
         # An update needs one transition to learn from, whose return of n steps is complete.
         "agent.seed-steps": (agent.seed_steps, max(agent.n_step, 1)),
-        "agent.pad": (agent.pad, 0),
+        "agent.pad": (getattr(agent, "pad", 0), 0),
     }
     for flag, (value, least) in at_least.items():
         if value is not None and value < least:
             raise UserError(f"--{flag} is {value}: set it to {least} or more.")
-    for name in ("learning_rate", "init_temperature", "max_grad_norm"):
+    for name in ("learning_rate", "init_temperature", "max_grad_norm", "updates_per_step"):
         if getattr(agent, name, 1.0) <= 0:
             raise UserError(f"--agent.{name.replace('_', '-')} is {getattr(agent, name)}: set it above 0.")
     for name in ("discount", "tau", "epsilon_final", "epsilon_eval"):
@@ -249,6 +265,6 @@ def check(config: TrainConfig) -> None:
 
 
 _COUNTS = (
-    *("k", "m", "batch_size", "n_step", "target_every", "actor_every", "updates_per_step"),
+    *("k", "m", "batch_size", "n_step", "target_every", "actor_every"),
     *("feature_dim", "hidden_dim", "epsilon_decay_steps"),
 )

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from drq import envs
+from drq.agents import AGENTS, agent_name
 from drq.config import (
-    AGENTS,
     AgentConfig,
     DQNConfig,
     EnvConfig,
@@ -128,13 +128,14 @@ def agent_config(name: str | None, task: str, preset_name: str | None) -> AgentC
     Where none is named and the task's actions do not suit the preset's agent, the one that suits is taken.
     """
     if name is None:
-        kind = _action_kind(task)
+        actions = _action_kind(task)
         chosen = preset(preset_name or default_preset(task), task).agent
-        suits = isinstance(chosen, SACConfig) == (kind == "continuous")
-        return None if suits else AGENTS["sac" if kind == "continuous" else "dqn"]()
+        if AGENTS[agent_name(chosen)].actions == actions:
+            return None
+        name = next(other for other, kind in AGENTS.items() if kind.actions == actions)
     if name not in AGENTS:
         raise UserError(f"There is no agent {name!r}. Choose from {', '.join(AGENTS)}.")
-    return AGENTS[name]()
+    return AGENTS[name].config()
 
 
 def _action_kind(task: str) -> str:

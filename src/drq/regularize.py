@@ -1,26 +1,25 @@
 """Algorithm 1: data-regularised Q, for any critic.
 
-An agent brings two functions that it would have anyway, and this file does the rest:
-
-    value(s')   a sample of the next state's value, Q_θ'(s', a') with a' ~ π(·|s')  (SAC: minus α log π(a'|s'))
-    error(q, y) the error of a prediction against its target, e.g. (q - y)², one number for every pair
-
-    y_i    = r_i + γ 1/K Σ_k value(f(s'_i, ν'_ik))            the same target for every view of s_i
+    y_i    = 1/K Σ_k target(f(s'_i, ν'_ik))                        one target for every view of s_i
     J_Q(θ) = 1/NM Σ_i Σ_m error(Q_θ(f(s_i, ν_im), a_i), y_i)
 
-K = M = 1 is the plain algorithm on perturbed images (RAD); without augmentation it is the plain algorithm.
+An agent makes views of a batch, computes a target for each view of s' and an error for each view of s, and this file
+averages them. A target is a number, r + γ Q_θ'(s', a') with a' ~ π(·|s') (SAC: minus α log π(a'|s')), or a
+distribution over returns. K = M = 1 is the plain algorithm on perturbed images (RAD); without augmentation it is the
+plain algorithm.
+
+Views of N states lie behind each other, [views * N, ...]: every state's first view, then every state's second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
 from drq.augment import Augmentation
-from drq.replay import Batch, StackedFrames
+from drq.replay import Batch
 
 
 class Transformations(NamedTuple):
@@ -41,30 +40,29 @@ def draw(
     )
 
 
-def views(f: Augmentation, states: Tensor | StackedFrames, nu: Tensor) -> Tensor:
-    """All perturbed copies of the states, as one batch: [N, ...] and ν of [copies * N] give [copies * N, ...].
-
-    The first N are every state's first view, the next N its second.
-    """
-    states = states.tensor() if isinstance(states, StackedFrames) else states
-    return f(repeat(states, nu.shape[0] // states.shape[0]), nu)
-
-
-def repeat(per_transition: Tensor, copies: int) -> Tensor:
-    """Lays [N, ...] out beside the views: [copies * N, ...]."""
-    return per_transition.repeat(copies, *(1 for _ in per_transition.shape[1:]))
+def repeat(per_transition: Tensor, views: int) -> Tensor:
+    """Lays [N, ...] out beside the views: [views * N, ...]."""
+    return per_transition.repeat(views, *(1 for _ in per_transition.shape[1:]))
 
 
 @torch.no_grad()
-def target(batch: Batch, next_views: Any, value: Callable[[Any], Tensor]) -> Tensor:
-    """y: the reward and the discounted mean over K views of the next state's value, each with its own action."""
-    values = value(next_views)
-    return batch.reward + batch.discount * values.view(-1, batch.reward.shape[0]).mean(0)
+def mean_target(per_view: Tensor, n: int) -> Tensor:
+    """y: the mean over K views of each transition's target, numbers [K * N] or distributions [K * N, atoms]."""
+    return per_view.view(-1, n, *per_view.shape[1:]).mean(0)
 
 
-def loss(q: Tensor, y: Tensor, error: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """J_Q: the mean over N transitions and M views of the error against one target per transition.
+@torch.no_grad()
+def target(batch: Batch, values: Tensor) -> Tensor:
+    """y for numbers: the reward and the discounted mean over K views of the next state's value, [K * N]."""
+    return batch.reward + batch.discount * mean_target(values, batch.reward.shape[0])
 
-    q is Q_θ(f(s, ν), a) of all views: [M * N]. Two critics have two losses; add them up.
+
+def loss(errors: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """J_Q, the mean over N transitions and M views of the errors [M * N], and each transition's own: [N].
+
+    Where transitions have weights, each counts as much as its weight says. Two critics have two losses; add them up.
     """
-    return error(q, repeat(y, q.shape[0] // y.shape[0])).mean()
+    per_transition = mean_target(errors, batch.reward.shape[0])
+    if batch.weights is None:
+        return errors.mean(), per_transition
+    return (errors * repeat(batch.weights, errors.shape[0] // batch.weights.shape[0])).mean(), per_transition

@@ -1,39 +1,30 @@
 """The replay memory: every frame is kept once, stacks and n-step returns are rebuilt by index.
 
-Two rings. `frames` holds single frames, the last one of every episode included; `rows` and `places` hold the
-transitions, each with the slot of its newest frame and that frame's age in its episode. A stack reaches back over at
-most `age` frames, so the first frame of an episode is repeated, as at a reset. Frames and transitions are numbered
-from 0 since the start of the run; number modulo ring size is the slot.
+Two rings for each stream of episodes (one environment plays one). `frames` holds single frames, the last one of every
+episode included; `rows` and `places` hold the transitions, each with the slot of its newest frame and that frame's age
+in its episode. A stack reaches back over at most `age` frames, so the first frame of an episode is repeated, as at a
+reset. A stream's frames and transitions are numbered from 0 since the start of the run; number modulo ring size is the
+place in its part of the ring.
+
+An update first chooses transitions (a `Sampler`), then fetches them (`gather`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
+from drq.backend import Backend, Entry, Rings, StackedFrames
 from drq.envs.protocol import Action, EnvSpec, Frame
 
 REWARD, DISCOUNT, DONE, ACTION = 0, 1, 2, 3
 """Columns of `rows`; the action begins at the last."""
-
-
-class StackedFrames(NamedTuple):
-    """N observations as references into the ring of frames, so that gathering can fuse with what comes next."""
-
-    frames: Tensor
-    """[slots, *frame_shape]."""
-    slots: Tensor
-    """[N, frame_stack], oldest first."""
-
-    def tensor(self) -> Tensor:
-        """The observations: [N, frame_stack * channels, ...]."""
-        return self.frames[self.slots].flatten(1, 2)
 
 
 class Batch(NamedTuple):
@@ -45,39 +36,83 @@ class Batch(NamedTuple):
     discount: Tensor
     """What multiplies the next value: γ to the power of the return's length, 0 where the return ended."""
     next_obs: Tensor | StackedFrames
+    slots: Tensor | None = None
+    """Where in the replay they are."""
+    weights: Tensor | None = None
+    """What each counts in the loss; None: all the same."""
 
 
-class Staging(NamedTuple):
-    """What is new, on the host: page-locked where there is a GPU, so that a store need not wait for it."""
+class Choice(NamedTuple):
+    """Which transitions an update learns from."""
 
-    frame: Tensor
-    row: Tensor
-    place: Tensor
-    window: Tensor
+    slots: Tensor
+    weights: Tensor | None = None
 
 
-Write = Callable[[int | None, int], None]
-"""Begins to bring what is staged to the device. Given are the slots of the transition and of the frame; the first is
-None where an episode begins and there is only a frame."""
+class Sampler(Protocol):
+    """Decides which transitions an update learns from, on the replay's device, inside CUDA graphs too."""
+
+    def choose(self, replay: Replay, random: Tensor) -> Choice:
+        """The transitions that these random bits (`Replay.draw`) choose."""
+        ...
+
+    def stored(self, replay: Replay, slot: int) -> None:
+        """Hears of a new transition. It may be chosen once `Replay.may_sample` says so."""
+        ...
+
+    def learnt(self, slots: Tensor, errors: Tensor) -> None:
+        """Hears of each transition's error in the update that has just been made."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps, to be written into in place when a run resumes."""
+        ...
 
 
-class Copies:
-    """A `Write` that copies each part by itself."""
+class UniformSampler:
+    """Every transition with the same probability, with replacement."""
 
-    def __init__(self, replay: Replay) -> None:
-        # Not the replay itself: as long as the two held each other, its memory would not be given back.
-        self._staging = replay.staging
-        self._rings = replay.frames, replay.rows, replay.places
-        self._window = replay.window
+    def choose(self, replay: Replay, random: Tensor) -> Choice:
+        oldest, sampleable = replay.rings.window.unbind(1)
+        ends = sampleable.cumsum(0)
+        chosen = random % ends[-1]
+        stream = torch.searchsorted(ends, chosen, right=True)
+        number = oldest[stream] + chosen - (ends - sampleable)[stream]
+        return Choice(stream * replay.stream_capacity + number % replay.stream_capacity)
 
-    def __call__(self, slot: int | None, frame_slot: int) -> None:
-        frames, rows, places = self._rings
-        new = self._staging
-        frames[frame_slot].copy_(new.frame, non_blocking=True)
-        if slot is not None:
-            rows[slot].copy_(new.row, non_blocking=True)
-            places[slot].copy_(new.place, non_blocking=True)
-        self._window.copy_(new.window, non_blocking=True)
+    def stored(self, replay: Replay, slot: int) -> None:
+        pass
+
+    def learnt(self, slots: Tensor, errors: Tensor) -> None:
+        pass
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+
+class Stream:
+    """What the host knows of one stream of episodes: how far it is, and which frames each transition needs."""
+
+    def __init__(self, capacity: int) -> None:
+        self.transitions_added = 0
+        self.frames_added = 0
+        self.oldest = 0
+        """Number of the oldest transition kept."""
+        self.age = -1
+        """Age of the newest frame in its episode; -1 before the first episode and after the end of one."""
+        self.oldest_frame = np.zeros(capacity, dtype=np.int64)
+        """Number of the oldest frame in each transition's stack: what must not be overwritten."""
+
+    def __len__(self) -> int:
+        return self.transitions_added - self.oldest
+
+    def counters(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in ("transitions_added", "frames_added", "oldest", "age")}
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        """Numbers after its last transition and frame."""
+        return self.transitions_added, self.frames_added
 
 
 class Replay:
@@ -86,205 +121,261 @@ class Replay:
     Args:
         spec: the task's shapes.
         capacity: transitions kept.
-        n_step: length of the returns that `gather` builds. A return ends early at a terminal state (no bootstrap)
-            and at a time limit (bootstrap from the episode's last frame).
+        n_step: length of the returns that `gather` builds, and the longest that `set_returns` may ask for. A return
+            ends early at a terminal state (no bootstrap) and at a time limit (bootstrap from the episode's last frame).
         discount: γ.
-        device: where the memory lives.
+        streams: environments that are played side by side, each an equal part of the capacity.
+        sampler: which transitions an update learns from.
+        backend: how, and on which device.
     """
 
     def __init__(
-        self, spec: EnvSpec, capacity: int, *, n_step: int = 1, discount: float = 0.99, device: torch.device
+        self,
+        spec: EnvSpec,
+        capacity: int,
+        *,
+        n_step: int = 1,
+        discount: float = 0.99,
+        streams: int = 1,
+        sampler: Sampler | None = None,
+        backend: Backend | None = None,
     ) -> None:
         self.spec = spec
-        self.capacity = capacity
         self.n_step = n_step
-        self.discount = discount
-        self.device = device
-        self.frame_capacity = _frames_needed(spec, capacity)
-        action_columns = spec.action_size if spec.action_kind == "continuous" else 1
+        self.backend = backend or Backend()
+        self.sampler = sampler or UniformSampler()
+        self.stream_capacity = capacity // streams
+        self.stream_frames = _frames_needed(spec, self.stream_capacity)
+        self.streams = [Stream(self.stream_capacity) for _ in range(streams)]
+        device = self.device = self.backend.device
+        rows, frames = streams * self.stream_capacity, streams * self.stream_frames
         frame_dtype = torch.uint8 if spec.pixels else torch.float32
-        self.frames = torch.zeros((self.frame_capacity, *spec.frame_shape), dtype=frame_dtype, device=device)
-        self.rows = torch.zeros((capacity, ACTION + action_columns), device=device)
-        self.places = torch.zeros((capacity, 2), dtype=torch.int64, device=device)
-        """Frame slot and age of each transition's observation."""
-        self.window = torch.zeros(2, dtype=torch.int64, device=device)
-        """Slot of the oldest transition and how many may be sampled: on the device, so that sampling needs no host."""
-
+        self.rings = Rings(
+            torch.zeros((frames, *spec.frame_shape), dtype=frame_dtype, device=device),
+            torch.zeros((rows, ACTION + _action_columns(spec)), device=device),
+            torch.zeros((rows, 2), dtype=torch.int64, device=device),
+            torch.zeros((streams, 2), dtype=torch.int64, device=device),
+        )
+        # On the device, so that neither sampling nor a schedule needs the host.
+        self.returns = torch.tensor([n_step, discount], dtype=torch.float64, device=device)
+        """Length of returns, and γ."""
+        self._returns = n_step, discount
         # Made once: an update is so many small operations that each counts.
         self._ahead = torch.arange(n_step, device=device)
         self._back = torch.arange(spec.frame_stack - 1, -1, -1, device=device)
-
-        pin = device.type == "cuda"
-        self.staging = Staging(
-            torch.zeros(spec.frame_shape, dtype=frame_dtype, pin_memory=pin),
-            torch.zeros(ACTION + action_columns, pin_memory=pin),
-            torch.zeros(2, dtype=torch.int64, pin_memory=pin),
-            torch.zeros(2, dtype=torch.int64, pin_memory=pin),
-        )
-        # Through numpy: setting one element of a tensor takes twenty times as long.
-        self._new_frame, self._new_row, self._new_place, self._new_window = (part.numpy() for part in self.staging)
-        self.write: Write = Copies(self)
-        """The engine may put another in its place."""
-        self._written = torch.cuda.Event() if pin else None
-        """When what was staged last has been written, and the staging may be overwritten."""
-
-        self.transitions_added = 0
-        self.frames_added = 0
-        self.oldest = 0
-        """Number of the oldest transition kept."""
-        self.age = -1
-        """Age of the newest frame in its episode; -1 before the first episode and after the end of one."""
-        self._oldest_frame = np.zeros(capacity, dtype=np.int64)
-        """Number of the oldest frame in each transition's stack: what must not be overwritten."""
+        self._store = self.backend.store(self.rings)
 
     def __len__(self) -> int:
-        return self.transitions_added - self.oldest
+        return sum(map(len, self.streams))
+
+    @property
+    def capacity(self) -> int:
+        return self.stream_capacity * len(self.streams)
 
     @property
     def sampleable(self) -> int:
-        """Transitions whose return is complete. Those without are the newest of the episode under way."""
-        pending = min(self.n_step - 1, max(self.age, 0))
-        return max(len(self) - pending, 0)
+        """Transitions whose return is complete. Those without are the newest of the episodes under way."""
+        return sum(map(self._sampleable, self.streams))
+
+    def _sampleable(self, stream: Stream) -> int:
+        pending = min(self.n_step - 1, max(stream.age, 0))
+        return max(len(stream) - pending, 0)
 
     @staticmethod
     def bytes_needed(spec: EnvSpec, capacity: int) -> int:
         """What the rings of a memory of this capacity will take on its device."""
         frame = math.prod(spec.frame_shape) * (1 if spec.pixels else 4)
-        row = 4 * (ACTION + (spec.action_size if spec.action_kind == "continuous" else 1)) + 16
+        row = 4 * (ACTION + _action_columns(spec)) + 16
         return _frames_needed(spec, capacity) * frame + capacity * row
 
-    def begin(self, frame: Frame) -> None:
-        """Starts an episode with its first frame. One that was under way is over, as at a time limit."""
-        self._wait_for_staging()
-        if self.age > 0:  # no return may reach from it into this one
-            self.rows[(self.transitions_added - 1) % self.capacity, DONE] = 1.0
-        self.age = 0
-        self._store(None, frame)
+    # Storing.
 
-    def add(self, action: Action, reward: float, discount: float, done: bool, frame: Frame) -> None:
+    def begin(self, frame: Frame | Tensor, stream: int = 0) -> None:
+        """Starts an episode with its first frame. One that was under way is over, as at a time limit."""
+        own = self.streams[stream]
+        if own.age > 0:  # no return may reach from it into this one
+            newest = (own.transitions_added - 1) % self.stream_capacity
+            self.rings.rows[stream * self.stream_capacity + newest, DONE] = 1.0
+        own.age = 0
+        self._write(stream, frame)
+
+    def add(
+        self, action: Action, reward: float, discount: float, done: bool, frame: Frame | Tensor, stream: int = 0
+    ) -> None:
         """Stores one agent step: what was done in the newest frame's state, and the frame that followed."""
-        if self.age < 0:
+        own = self.streams[stream]
+        if own.age < 0:
             raise RuntimeError("begin an episode before adding to it")
-        self._wait_for_staging()
-        slot = self.transitions_added % self.capacity
-        newest = self.frames_added - 1
-        place, row = self._new_place, self._new_row
-        place[0], place[1] = newest % self.frame_capacity, self.age
+        number, newest = own.transitions_added % self.stream_capacity, own.frames_added - 1
+        place = newest % self.stream_frames, own.age
+        row = np.empty(self.rings.rows.shape[1], dtype=np.float32)
         row[REWARD], row[DISCOUNT], row[DONE] = reward, discount, done
         row[ACTION:] = action
-        self._oldest_frame[slot] = newest - min(self.age, self.spec.frame_stack - 1)
-        self.transitions_added += 1
-        self.oldest = max(self.oldest, self.transitions_added - self.capacity)
-        self.age = -1 if done else self.age + 1
-        self._store(slot, frame)
+        own.oldest_frame[number] = newest - min(own.age, self.spec.frame_stack - 1)
+        own.transitions_added += 1
+        own.oldest = max(own.oldest, own.transitions_added - self.stream_capacity)
+        own.age = -1 if done else own.age + 1
+        slot = stream * self.stream_capacity + number
+        self._write(stream, frame, slot, place, row)
+        self.sampler.stored(self, slot)
 
-    def sample(self, count: int, generator: Generator) -> Tensor:
-        """Draws slots of `count` transitions uniformly, with replacement."""
-        return self.slots(self.draw(count, generator))
+    def next_frame(self, stream: int = 0) -> Tensor:
+        """Where the stream's next frame will be kept: what is drawn there may be stored without a copy."""
+        return self.rings.frames[self._next_slot(stream)]
+
+    def _next_slot(self, stream: int) -> int:
+        return stream * self.stream_frames + self.streams[stream].frames_added % self.stream_frames
+
+    def _write(
+        self,
+        stream: int,
+        frame: Frame | Tensor,
+        slot: int | None = None,
+        place: tuple[int, int] = (0, 0),
+        row: NDArray[np.float32] | None = None,
+    ) -> None:
+        frame_slot = self._next_slot(stream)
+        self.streams[stream].frames_added += 1
+        self._store(Entry(stream, frame_slot, frame, self._window(stream), slot, place, row))
+
+    def _window(self, stream: int) -> tuple[int, int]:
+        """Place of the oldest transition and how many may be sampled, once those whose frames are overwritten
+        (episodes shorter than the ring was sized for) are dropped."""
+        own = self.streams[stream]
+        oldest_frame_kept = own.frames_added - self.stream_frames
+        while len(own) and own.oldest_frame[own.oldest % self.stream_capacity] < oldest_frame_kept:
+            own.oldest += 1
+        return own.oldest % self.stream_capacity, self._sampleable(own)
+
+    # Sampling and gathering.
 
     def draw(self, count: int, generator: Generator) -> Tensor:
         """Random bits that choose `count` transitions, however many there are to choose from."""
         # 62 of them leave no bias worth naming, and the host need not know how many transitions there are.
         return torch.randint(0, 2**62, (count,), generator=generator, device=self.device)
 
-    def slots(self, random: Tensor) -> Tensor:
-        """The slots that these bits choose."""
-        oldest, sampleable = self.window.unbind()
-        return (oldest + random % sampleable) % self.capacity
+    def batch(self, random: Tensor) -> Batch:
+        """The transitions that these bits choose."""
+        return self.gather(self.sampler.choose(self, random))
 
-    def gather(self, slots: Tensor) -> Batch:
-        """Rebuilds the transitions in these slots."""
-        frame, age = self.places[slots].unbind(1)
-        rows = self.rows[(slots[:, None] + self._ahead) % self.capacity]
+    def may_sample(self) -> Tensor:
+        """For every slot, whether its transition may be chosen."""
+        oldest, sampleable = self.rings.window.unbind(1)
+        places = torch.arange(self.stream_capacity, device=self.device)
+        return ((places - oldest[:, None]) % self.stream_capacity < sampleable[:, None]).flatten()
+
+    def set_returns(self, n_step: int, discount: float) -> None:
+        """The length of returns and γ from the next update on. Captured updates follow."""
+        if not 1 <= n_step <= self.n_step:
+            raise ValueError(f"returns of {n_step} steps from a replay made for 1 to {self.n_step}")
+        for place, (old, new) in enumerate(zip(self._returns, (n_step, discount), strict=True)):
+            if old != new:
+                self.returns[place].fill_(new)  # launched, not waited for
+        self._returns = n_step, discount
+
+    def gather(self, choice: Choice) -> Batch:
+        """Rebuilds the chosen transitions."""
+        slots = choice.slots
+        stream = slots // self.stream_capacity
+        frame, age = self.rings.places[slots].unbind(1)
+        begins = (stream * self.stream_capacity)[:, None]
+        rows = self.rings.rows[begins + (slots[:, None] - begins + self._ahead) % self.stream_capacity]
         first, rewards, dones = rows[:, 0], rows[:, :, REWARD], rows[:, :, DONE]
-        goes_on = (1.0 - dones[:, :-1]).cumprod(1)  # after each of its steps but the last, does the return go on?
-        discounts = (self.discount * rows[:, :, DISCOUNT]).cumprod(1)
+        n_step, gamma = self.returns[0], self.returns[1].to(rows.dtype)
+        # After each of its steps but the last, does the return go on?
+        goes_on = (1.0 - dones[:, :-1]).cumprod(1) * (self._ahead[1:] < n_step)
+        discounts = (gamma * rows[:, :, DISCOUNT]).cumprod(1)
         reward = rewards[:, 0] + (goes_on * discounts[:, :-1] * rewards[:, 1:]).sum(1)
         last = goes_on.sum(1).long()
-        discount = discounts.gather(1, last[:, None])[:, 0]
         length = last + 1
         return Batch(
-            obs=self._stack(frame, age),
+            obs=self._stack(stream, frame, age),
             action=first[:, ACTION:] if self.spec.action_kind == "continuous" else first[:, ACTION].long(),
             reward=reward,
-            discount=discount,
-            next_obs=self._stack(frame + length, age + length),
+            discount=discounts.gather(1, last[:, None])[:, 0],
+            next_obs=self._stack(stream, frame + length, age + length),
+            slots=slots,
+            weights=choice.weights,
         )
 
-    def newest_observation(self) -> NDArray[np.uint8] | NDArray[np.float32]:
+    def newest_observation(self, stream: int = 0) -> NDArray[np.uint8] | NDArray[np.float32]:
         """The stacked observation of the newest frame, on the host: what acting resumes from."""
-        newest = torch.tensor([(self.frames_added - 1) % self.frame_capacity], device=self.device)
-        stack = self._stack(newest, torch.tensor([self.age], device=self.device))
-        return stack.tensor()[0].cpu().numpy()
+        own = self.streams[stream]
+        newest = (stream, (own.frames_added - 1) % self.stream_frames, own.age)
+        return self._stack(*(torch.tensor([number], device=self.device) for number in newest)).tensor()[0].cpu().numpy()
 
-    def _stack(self, frame: Tensor, age: Tensor) -> StackedFrames:
-        slots = (frame[:, None] - torch.minimum(self._back[None], age[:, None])) % self.frame_capacity
-        return StackedFrames(self.frames, slots)
-
-    def _wait_for_staging(self) -> None:
-        """Returns once the staging may be overwritten."""
-        if self._written is not None:
-            self._written.synchronize()
-
-    def _store(self, slot: int | None, frame: Frame) -> None:
-        """Writes the frame and the window, and the transition already staged if there is one for `slot`."""
-        self._new_frame[...] = frame
-        frame_slot = self.frames_added % self.frame_capacity
-        self.frames_added += 1
-        self._evict()
-        self.write(slot, frame_slot)
-        if self._written is not None:
-            self._written.record()
-
-    def _evict(self) -> None:
-        """Drops transitions whose frames are overwritten (episodes shorter than the ring was sized for), and stages
-        the window that is left."""
-        oldest_frame_kept = self.frames_added - self.frame_capacity
-        while len(self) and self._oldest_frame[self.oldest % self.capacity] < oldest_frame_kept:
-            self.oldest += 1
-        window = self._new_window
-        window[0], window[1] = self.oldest % self.capacity, self.sampleable
+    def _stack(self, stream: Tensor, frame: Tensor, age: Tensor) -> StackedFrames:
+        places = (frame[:, None] - torch.minimum(self._back[None], age[:, None])) % self.stream_frames
+        return StackedFrames(self.rings.frames, (stream * self.stream_frames)[:, None] + places)
 
     # What a checkpoint needs: counters, and the part of the rings that was written since an earlier one.
 
-    def counters(self) -> dict[str, int]:
-        """Everything but the rings' contents."""
-        return {
-            "transitions_added": self.transitions_added,
-            "frames_added": self.frames_added,
-            "oldest": self.oldest,
-            "age": self.age,
-        }
+    def counters(self) -> list[dict[str, int]]:
+        """Everything but the rings' contents, for each stream."""
+        return [stream.counters() for stream in self.streams]
 
-    def written_since(self, transitions: int, frames: int) -> dict[str, Tensor]:
-        """Transitions and frames with these numbers or higher that are still in the rings, on the host."""
-        rows = torch.arange(max(transitions, self.transitions_added - self.capacity), self.transitions_added)
-        kept = torch.arange(max(frames, self.frames_added - self.frame_capacity), self.frames_added)
-        row_slots = (rows % self.capacity).to(self.device)
-        return {
-            "rows": self.rows[row_slots].cpu(),
-            "places": self.places[row_slots].cpu(),
-            "oldest_frame": torch.from_numpy(self._oldest_frame[(rows % self.capacity).numpy()]),
-            "frames": self.frames[(kept % self.frame_capacity).to(self.device)].cpu(),
-        }
+    def marks(self) -> list[tuple[int, int]]:
+        """How far each stream is."""
+        return [stream.mark for stream in self.streams]
 
-    def restore(self, parts: Iterable[tuple[int, int, dict[str, Tensor]]], counters: dict[str, int]) -> None:
-        """Puts back parts made by `written_since`, each with the numbers after its last transition and frame."""
-        for transitions_end, frames_end, part in parts:
-            rows, frames = len(part["rows"]), len(part["frames"])
-            row_slots = torch.arange(transitions_end - rows, transitions_end) % self.capacity
-            frame_slots = torch.arange(frames_end - frames, frames_end) % self.frame_capacity
-            self.rows[row_slots.to(self.device)] = part["rows"].to(self.device)
-            self.places[row_slots.to(self.device)] = part["places"].to(self.device)
-            self._oldest_frame[row_slots.numpy()] = part["oldest_frame"].numpy()
-            self.frames[frame_slots.to(self.device)] = part["frames"].to(self.device)
-        self.transitions_added = counters["transitions_added"]
-        self.frames_added = counters["frames_added"]
-        self.oldest = counters["oldest"]
-        self.age = counters["age"]
-        self._wait_for_staging()
-        self._evict()
-        self.window.copy_(self.staging.window)
+    def keeps(self, marks: Sequence[tuple[int, int]]) -> bool:
+        """Whether anything that was written just before these marks is still in the rings."""
+        return any(
+            transitions > stream.transitions_added - self.stream_capacity
+            or frames > stream.frames_added - self.stream_frames
+            for stream, (transitions, frames) in zip(self.streams, marks, strict=True)
+        )
+
+    def written_since(self, marks: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
+        """Transitions and frames added after these marks that are still in the rings, on the host."""
+        parts: dict[str, Tensor] = {}
+        for number, (stream, (transitions, frames)) in enumerate(zip(self.streams, marks, strict=True)):
+            last_row, last_frame = stream.mark
+            rows = np.arange(max(transitions, last_row - self.stream_capacity), last_row)
+            kept = np.arange(max(frames, last_frame - self.stream_frames), last_frame)
+            row_slots, frame_slots = self._slots(number, rows, kept)
+            name = _suffix(number)
+            parts[f"rows{name}"] = self.rings.rows[row_slots].cpu()
+            parts[f"places{name}"] = self.rings.places[row_slots].cpu()
+            parts[f"oldest_frame{name}"] = torch.from_numpy(stream.oldest_frame[rows % self.stream_capacity])
+            parts[f"frames{name}"] = self.rings.frames[frame_slots].cpu()
+        return parts
+
+    def restore(
+        self,
+        parts: Iterable[tuple[Sequence[tuple[int, int]], dict[str, Tensor]]],
+        counters: Sequence[dict[str, int]],
+    ) -> None:
+        """Puts back parts made by `written_since`, each with the marks at its end."""
+        for marks, part in parts:
+            for number, (stream, (transitions, frames)) in enumerate(zip(self.streams, marks, strict=True)):
+                name = _suffix(number)
+                rows = np.arange(transitions - len(part[f"rows{name}"]), transitions)
+                kept = np.arange(frames - len(part[f"frames{name}"]), frames)
+                row_slots, frame_slots = self._slots(number, rows, kept)
+                self.rings.rows[row_slots] = part[f"rows{name}"].to(self.device)
+                self.rings.places[row_slots] = part[f"places{name}"].to(self.device)
+                stream.oldest_frame[rows % self.stream_capacity] = part[f"oldest_frame{name}"].numpy()
+                self.rings.frames[frame_slots] = part[f"frames{name}"].to(self.device)
+        for number, (stream, own) in enumerate(zip(self.streams, counters, strict=True)):
+            for name, value in own.items():
+                setattr(stream, name, value)
+            self.rings.window[number] = torch.tensor(self._window(number), device=self.device)
+
+    def _slots(self, stream: int, rows: NDArray[np.int64], frames: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Of the transitions and frames of a stream that have these numbers."""
+        row_slots = stream * self.stream_capacity + rows % self.stream_capacity
+        frame_slots = stream * self.stream_frames + frames % self.stream_frames
+        return torch.from_numpy(row_slots).to(self.device), torch.from_numpy(frame_slots).to(self.device)
+
+
+def _suffix(stream: int) -> str:
+    """Of a stream's tensors in a checkpoint; the only one of most runs has none."""
+    return f".{stream}" if stream else ""
+
+
+def _action_columns(spec: EnvSpec) -> int:
+    return spec.action_size if spec.action_kind == "continuous" else 1
 
 
 def _frames_needed(spec: EnvSpec, capacity: int) -> int:

@@ -12,7 +12,8 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from drq.config import AGENTS, TrainConfig
+from drq.agents import agent_kind, agent_name
+from drq.config import AgentConfig, TrainConfig
 from drq.errors import UserError, did_you_mean
 
 GROUPS = ("agent", "env", "replay", "eval", "engine")
@@ -21,22 +22,21 @@ GROUPS = ("agent", "env", "replay", "eval", "engine")
 def config_to_json(config: TrainConfig) -> dict[str, Any]:
     """A configuration as plain data."""
     plain = dataclasses.asdict(config)
-    agent = next(name for name, kind in AGENTS.items() if isinstance(config.agent, kind))
-    plain["agent"] = {"type": agent, **plain["agent"]}
+    plain["agent"] = {"type": agent_name(config.agent), **plain["agent"]}
     plain["imports"] = list(config.imports)
     return plain
 
 
-def config_from_json(plain: Mapping[str, Any]) -> TrainConfig:
+def config_from_json(plain: Mapping[str, Any], agent: AgentConfig | None = None) -> TrainConfig:
     """The configuration that `config_to_json` wrote. A setting that is not named, as by an older version, has its
-    default; a name or a value that does not fit is a UserError."""
+    default; a name or a value that does not fit is a UserError. `agent`: settings of an agent that may be in no table.
+    """
     named = flat(plain)
     if missing := [name for name in ("task", "preset", "agent.type") if name not in named]:
         raise UserError(f"The setting {missing[0]!r} is missing: write it in again.")
-    agent = named.pop("agent.type")
-    if agent not in AGENTS:
-        raise UserError(f"There is no agent {agent!r}: choose from {', '.join(AGENTS)}.")
-    return override(TrainConfig(task="", preset="", agent=AGENTS[agent]()), named)
+    name = named.pop("agent.type")
+    kind = type(agent) if agent is not None and agent_name(agent) == name else agent_kind(name).config
+    return override(TrainConfig(task="", preset="", agent=kind()), named)
 
 
 def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:

@@ -1,19 +1,93 @@
-"""Agents: plain PyTorch that reads like the paper."""
+"""Agents: plain PyTorch that reads like the paper. One file an agent, one table of them."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from drq.agents.protocol import Agent
-from drq.agents.sac import SAC
-from drq.config import AgentConfig, SACConfig
+from drq.agents.protocol import Agent, Metrics, Returns, UpdateResult
+from drq.augment import parse
+from drq.backend import Backend
+from drq.config import AgentConfig, DQNConfig, SACConfig
 from drq.envs.protocol import EnvSpec
 from drq.errors import UserError
+from drq.networks import check_encoder
 
-__all__ = ["SAC", "Agent", "make_agent"]
+__all__ = [
+    "AGENTS",
+    "Agent",
+    "AgentKind",
+    "Metrics",
+    "Returns",
+    "UpdateResult",
+    "agent_kind",
+    "agent_name",
+    "check_agent",
+    "make_agent",
+]
+
+
+class AgentKind(NamedTuple):
+    """One agent."""
+
+    config: type[AgentConfig]
+    """Its settings, a frozen dataclass."""
+    made_by: str
+    """`module:Class`, called with a task's `EnvSpec`, the settings and a backend; imported when it is first used."""
+    actions: Literal["continuous", "discrete"]
+
+
+AGENTS: dict[str, AgentKind] = {
+    "sac": AgentKind(SACConfig, "drq.agents.sac:SAC", "continuous"),
+    "dqn": AgentKind(DQNConfig, "drq.agents.dqn:DQN", "discrete"),
+}
+"""By the name that `--agent` and config.json give it."""
+
+
+def agent_name(config: AgentConfig) -> str:
+    """The name of the agent with these settings; for one that is in no row, from the name of their class."""
+    for name, kind in AGENTS.items():
+        if type(config) is kind.config:
+            return name
+    return type(config).__name__.removesuffix("Config").lower()
+
+
+def agent_kind(name: str) -> AgentKind:
+    """The row of an agent."""
+    if name not in AGENTS:
+        raise UserError(
+            f"There is no agent {name!r} in drq.agents.AGENTS, which has {', '.join(AGENTS)}: "
+            "add a row for it, or hand the agent itself in (`agent=...`)."
+        )
+    return AGENTS[name]
+
+
+def check_agent(config: AgentConfig) -> None:
+    """Refuses names that no augmentation or encoder has, before anything else is begun."""
+    parse(config.augmentation)
+    check_encoder(config.encoder)
+
+
+def make_agent(spec: EnvSpec, config: AgentConfig, backend: Backend, seed: int) -> Agent:
+    """The agent that a configuration describes, with weights that follow from the seed."""
+    name = agent_name(config)
+    kind = agent_kind(name)
+    if spec.action_kind != kind.actions:
+        suited = " or ".join(other for other, each in AGENTS.items() if each.actions == spec.action_kind)
+        raise UserError(
+            f"{spec.task} has {spec.action_kind} actions and {name.upper()} needs {kind.actions} ones: "
+            f"use --agent {suited}."
+        )
+    module, _, made_by = kind.made_by.partition(":")
+    make: Any = getattr(importlib.import_module(module), made_by)
+    with torch.random.fork_rng(devices=[]), _one_thread():
+        torch.manual_seed(seed)
+        agent: Agent = make(spec, config, backend)
+        return agent
 
 
 @contextmanager
@@ -26,18 +100,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def make_agent(spec: EnvSpec, config: AgentConfig, device: torch.device, seed: int) -> Agent:
-    """The agent that a configuration describes, with weights that follow from the seed."""
-    with torch.random.fork_rng(devices=[]), _one_thread():
-        torch.manual_seed(seed)
-        if isinstance(config, SACConfig):
-            if spec.action_kind != "continuous":
-                raise UserError(f"{spec.task} has discrete actions and SAC needs continuous ones: use --agent dqn.")
-            return SAC(spec, config, device)
-        from drq.agents.dqn import DQN
-
-        if spec.action_kind != "discrete":
-            raise UserError(f"{spec.task} has continuous actions and DQN needs discrete ones: use --agent sac.")
-        return DQN(spec, config, device)

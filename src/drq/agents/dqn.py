@@ -6,8 +6,6 @@ Double, dueling, with n-step returns (the replay builds those). Without augmenta
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,19 +13,19 @@ from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from drq import regularize
-from drq.agents.adam import FusedAdam
-from drq.agents.encoding import Encoding, PlainEncoding
-from drq.agents.protocol import Beside, Metrics
+from drq.agents.protocol import Metrics, Returns, UpdateResult
 from drq.augment import Augmentation, parse
+from drq.backend import Backend, Views
 from drq.config import DQNConfig
 from drq.envs.protocol import EnvSpec
-from drq.networks.encoders import Encoder, make_encoder, orthogonal_init
+from drq.networks.encoders import PixelEncoder, StateEncoder, make_encoder, orthogonal_init
+from drq.networks.heads import WideLinear
 from drq.regularize import Transformations
 from drq.replay import Batch
 
 
 class QNetwork(nn.Module):
-    """Observations to the values of all actions.
+    """Encoded observations to the values of all actions.
 
     The dueling head is Q(s, a) = V(s) + A(s, a) - mean over a' of A(s, a'). V and A each have hidden units of their
     own; with `shared_hidden` they read the same ones.
@@ -36,20 +34,22 @@ class QNetwork(nn.Module):
     Atari, and this is its authors' for control.
     """
 
-    def __init__(self, encoder: Encoder, actions: int, config: DQNConfig) -> None:
+    def __init__(
+        self, backend: Backend, encoder: PixelEncoder | StateEncoder, actions: int, config: DQNConfig
+    ) -> None:
         super().__init__()
         self.encoder = encoder
-        self.dueling = config.dueling
         streams = 2 if config.dueling and not config.shared_hidden else 1
-        self.hidden = nn.ModuleList(nn.Linear(encoder.output_size, config.hidden_dim) for _ in range(streams))
-        self.advantage = Float32Linear(config.hidden_dim, actions)
-        self.value = Float32Linear(config.hidden_dim, 1) if config.dueling else None
+        self.hidden = nn.ModuleList(
+            WideLinear(backend, encoder.output_size, config.hidden_dim) for _ in range(streams)
+        )
+        self.advantage = nn.Linear(config.hidden_dim, actions)
+        self.value = nn.Linear(config.hidden_dim, 1) if config.dueling else None
         for part in (self.hidden, self.advantage, self.value):
             if part is not None:
                 orthogonal_init(part)
 
-    def forward(self, obs: Tensor) -> Tensor:
-        convolved = self.encoder(obs)
+    def forward(self, convolved: Tensor) -> Tensor:
         hidden = [F.relu(layer(convolved)) for layer in self.hidden]
         advantage: Tensor = self.advantage(hidden[0])
         if self.value is None:
@@ -58,42 +58,31 @@ class QNetwork(nn.Module):
         return value + advantage - advantage.mean(1, keepdim=True)
 
 
-class Float32Linear(nn.Linear):
-    """A linear layer in float32 whatever the engine's precision.
-
-    Two actions' values often differ by less than bfloat16 can tell apart.
-    """
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        with torch.autocast(inputs.device.type, enabled=False):
-            return super().forward(inputs.float())
-
-
 class DQN:
     """The agent of the paper's Atari experiments."""
-
-    compiled = ("predictions", "targets")
 
     def __init__(
         self,
         spec: EnvSpec,
         config: DQNConfig,
-        device: torch.device,
+        backend: Backend | None = None,
         augmentation: Augmentation | None = None,
     ) -> None:
         self.config = config
         self.batch_size = config.batch_size
-        self.encoding: Encoding = PlainEncoding()
-        self.beside: Beside = nullcontext
+        self.backend = backend = backend or Backend()
         self.image_size = (spec.frame_shape[1], spec.frame_shape[2]) if spec.pixels else (0, 0)
         self.actions = spec.action_size
-        self.f = augmentation or parse(
-            config.augmentation if spec.pixels else "none",
-            pad=config.pad,
-            intensity_scale=config.intensity_scale,
+        self.f = backend.augmentation(
+            augmentation
+            or parse(
+                config.augmentation if spec.pixels else "none",
+                pad=config.pad,
+                intensity_scale=config.intensity_scale,
+            )
         )
-        encoder = make_encoder(config.encoder, spec.observation_shape)
-        self.online = QNetwork(encoder, spec.action_size, config).to(device)
+        encoder = make_encoder(config.encoder, spec.observation_shape, backend)
+        self.online = QNetwork(backend, encoder, spec.action_size, config).to(backend.device)
         # Copied after every update, the target network is the online network at every update: one will do.
         self.copies_target = config.target_every > 1
         self.target = copy.deepcopy(self.online).requires_grad_(False) if self.copies_target else self.online
@@ -102,7 +91,7 @@ class DQN:
         self.trained = [p for p in self.online.parameters() if p.requires_grad]
         betas = config.adam_beta1, config.adam_beta2
         self.optimizers: dict[str, Optimizer] = {
-            "online": FusedAdam(self.trained, config.learning_rate, betas, config.adam_eps)
+            "online": backend.adam(self.trained, config.learning_rate, betas, config.adam_eps)
         }
         self.modules = nn.ModuleDict({"online": self.online})
         if self.copies_target:
@@ -133,7 +122,7 @@ class DQN:
     def act(self, obs: Tensor, noise: Tensor) -> Tensor:
         decides, chooses, epsilon = noise.unbind(1)
         random_action = (chooses * self.actions).long().clamp(max=self.actions - 1)
-        return torch.where(decides < epsilon, random_action, self.online(obs).argmax(1))
+        return torch.where(decides < epsilon, random_action, self._values(self.online, obs).argmax(1))
 
     def draw(self, generator: Generator) -> Transformations:
         c = self.config
@@ -143,43 +132,47 @@ class DQN:
         """Whether this update ends with a copy into the target network."""
         return self.copies_target and (update + 1) % self.config.target_every == 0
 
-    def update(self, batch: Batch, draws: Transformations, phase: bool) -> Metrics:
-        loss, metrics = self.loss(batch, draws)
-        optimizer = self.optimizers["online"]
-        assert isinstance(optimizer, FusedAdam)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward(inputs=self.trained)
-        norm = optimizer.step(max_norm=self.config.max_grad_norm)
+    def returns(self, update: int) -> Returns:
+        return Returns(self.config.n_step, self.config.discount)
+
+    def before_update(self, update: int, seed: int) -> None:
+        pass
+
+    def update(self, batch: Batch, draws: Transformations, phase: bool) -> UpdateResult:
+        loss, errors, metrics = self.loss(batch, draws)
+        norm = self.backend.descend(self.optimizers["online"], loss, self.trained, self.config.max_grad_norm)
+        assert norm is not None
         if phase:
             with torch.no_grad():
                 torch._foreach_copy_(list(self.target.parameters()), list(self.online.parameters()))
-        return metrics | {"grad_norm": norm}
+        return UpdateResult(metrics | {"grad_norm": norm}, errors)
 
-    def loss(self, batch: Batch, draws: Transformations) -> tuple[Tensor, Metrics]:
-        """J_Q of Algorithm 1, and metrics."""
-        q = self.predictions(batch, draws)
-        with self.beside():
-            y = self.targets(batch, draws)
+    def loss(self, batch: Batch, draws: Transformations) -> tuple[Tensor, Tensor, Metrics]:
+        """J_Q of Algorithm 1, each transition's error, and metrics."""
+        q = self.backend.run(self.predictions, batch, draws)
+        y = self.backend.run_beside(self.targets, batch, draws)
         error = F.huber_loss if self.config.loss == "huber" else F.mse_loss
-        loss = regularize.loss(q, y, partial(error, reduction="none"))
-        return loss, {"q": q.detach().mean(), "loss": loss.detach(), "target_q": y.mean()}
+        loss, errors = regularize.loss(error(q, regularize.repeat(y, self.config.m), reduction="none"), batch)
+        return loss, errors, {"q": q.detach().mean(), "loss": loss.detach(), "target_q": y.mean()}
 
     def predictions(self, batch: Batch, draws: Transformations) -> Tensor:
         """Q(f(s, ν), a) of all views."""
-        obs_views = self.encoding.views(self.f, batch.obs, draws.nu)
-        return _at(self.online(obs_views), regularize.repeat(batch.action, self.config.m))
+        views = self.backend.views(self.f, batch.obs, draws.nu)
+        return _at(self._values(self.online, views), regularize.repeat(batch.action, self.config.m))
 
+    @torch.no_grad()
     def targets(self, batch: Batch, draws: Transformations) -> Tensor:
-        """y of Algorithm 1."""
+        """y of Algorithm 1: the target network rates each view's action; double Q-learning lets the online network
+        choose it."""
+        next_views = self.backend.views(self.f, batch.next_obs, draws.nu_next)
+        rated = self._values(self.target, next_views)
+        chooser = self.online if self.config.double else self.target
+        best = rated if chooser is self.target else self._values(chooser, next_views)
+        return regularize.target(batch, _at(rated, best.argmax(1)))
 
-        def value(next_views: Tensor) -> Tensor:
-            # The target network rates the action; double Q-learning lets the online network choose it.
-            rated = self.target(next_views)
-            chooser = self.online if self.config.double else self.target
-            best = rated if chooser is self.target else chooser(next_views)
-            return _at(rated, best.argmax(1))
-
-        return regularize.target(batch, self.encoding.views(self.f, batch.next_obs, draws.nu_next), value)
+    def _values(self, network: QNetwork, observations: Views) -> Tensor:
+        values: Tensor = network(self.backend.encode(network.encoder, observations))
+        return values
 
 
 def _at(q: Tensor, action: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Generator
 
 from drq.agents.protocol import Agent
+from drq.replay import Sampler
 
 T = TypeVar("T")
 
@@ -38,34 +39,38 @@ class Captured(Generic[T]):
         return self.result
 
 
-class BesideOnStream:
-    """Runs parts of an update on a stream of their own, beside what the update has launched since it began.
+class SideStream:
+    """Within it, work goes to a stream of its own, beside what the update has launched since `mark`.
 
     Dozens of small kernels follow the convolutions, and each fills a small part of a GPU: the targets' run while the
     predictions' convolutions do. A captured graph keeps the two branches.
     """
 
     def __init__(self) -> None:
-        # Targets come first where both branches have work: then their small kernels are what runs beside convolutions.
+        # What runs here comes first where both have work: then its small kernels are what runs beside convolutions.
         self._stream = torch.cuda.Stream(priority=-1)
-        self._began = torch.cuda.Event()
+        self._marked = torch.cuda.Event()
+        self._entered: torch.cuda.StreamContext | None = None
 
-    def begin(self) -> None:
-        """Says that an update begins here: all that its parts read has been launched."""
-        self._began.record()
+    def mark(self) -> None:
+        """All that the side stream may read has been launched."""
+        self._marked.record()
 
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        self._stream.wait_event(self._began)
-        with torch.cuda.stream(self._stream):
-            yield
+    def __enter__(self) -> None:
+        self._stream.wait_event(self._marked)
+        self._entered = torch.cuda.stream(self._stream)
+        self._entered.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        assert self._entered is not None
+        self._entered.__exit__(*error)
         torch.cuda.current_stream().wait_stream(self._stream)
 
 
 @contextmanager
-def without_a_trace(agent: Agent, generator: Generator) -> Iterator[None]:
-    """Undoes, in place, what warm-up runs did to weights, optimisers and random numbers."""
-    tensors = [*agent.modules.parameters(), *agent.modules.buffers()]
+def without_a_trace(agent: Agent, sampler: Sampler, generator: Generator) -> Iterator[None]:
+    """Undoes, in place, what warm-up runs did to weights, optimisers, priorities and random numbers."""
+    tensors = [*agent.modules.parameters(), *agent.modules.buffers(), *sampler.state().values()]
     weights = [tensor.detach().clone() for tensor in tensors]
     states = {
         id(parameter): {key: value.clone() for key, value in state.items()}

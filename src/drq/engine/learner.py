@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -12,10 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drq.agents.protocol import Agent, Metrics
-from drq.engine import kernels
-from drq.engine.aligned import align
-from drq.engine.fused import use_kernels
-from drq.engine.graphs import BesideOnStream, Captured, without_a_trace
+from drq.engine.backend import FastBackend
+from drq.engine.graphs import Captured, without_a_trace
 from drq.engine.settings import EngineSettings
 from drq.envs.protocol import Action, EnvSpec
 from drq.replay import Replay
@@ -24,9 +21,8 @@ from drq.replay import Replay
 class Actor:
     """Turns observations on the host into actions on the host."""
 
-    def __init__(self, agent: Agent, spec: EnvSpec, engine: EngineSettings) -> None:
+    def __init__(self, agent: Agent, engine: EngineSettings) -> None:
         self.agent = agent
-        self.spec = spec
         self.engine = engine
         self._graphs: dict[int, ActingGraph] = {}
 
@@ -44,9 +40,8 @@ class Actor:
             if count not in self._graphs:
                 self._graphs[count] = ActingGraph(self.agent, self.engine, observations, noise)
             return self._graphs[count].begin(observations, noise)
-        with self.engine.arithmetic():
-            on_device = torch.from_numpy(observations).to(self.engine.device)
-            actions = self.agent.act(on_device, noise.to(self.engine.device))
+        on_device = torch.from_numpy(observations).to(self.engine.device)
+        actions = self.agent.act(on_device, noise.to(self.engine.device))
         return lambda: actions.cpu().numpy()
 
 
@@ -57,15 +52,13 @@ class ActingGraph:
         # Copies from and to page-locked memory are queued like kernels; others would wait for the whole queue.
         self._inputs = [tensor.clone().pin_memory() for tensor in (torch.from_numpy(observations), noise)]
         on_device = [tensor.to(engine.device) for tensor in self._inputs]
-        with engine.arithmetic():
-            actions = agent.act(*on_device)
+        actions = agent.act(*on_device)
         self._actions = torch.empty_like(actions, device="cpu").pin_memory()
 
         def act() -> Tensor:
             for tensor, host in zip(on_device, self._inputs, strict=True):
                 tensor.copy_(host, non_blocking=True)
-            with engine.arithmetic():
-                return self._actions.copy_(agent.act(*on_device), non_blocking=True)
+            return self._actions.copy_(agent.act(*on_device), non_blocking=True)
 
         self._graph = Captured(act, [])
         self._done = torch.cuda.Event()
@@ -84,14 +77,6 @@ class ActingGraph:
         return wait
 
 
-def lay_out(agent: Agent) -> None:
-    """Puts weights into the order in which tensor cores, and vectorised CPUs, read images without turning them.
-
-    Rounding depends on it: whatever acts with an agent's weights lays them out alike.
-    """
-    agent.modules.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
 def to_action(value: Any, spec: EnvSpec) -> Action:
     """An action as an environment takes it, from a row of an agent's output or of the replay."""
     if spec.action_kind == "discrete":
@@ -102,37 +87,21 @@ def to_action(value: Any, spec: EnvSpec) -> Action:
 class Learner:
     """An agent with its replay and its random numbers: what a loop calls."""
 
-    def __init__(self, agent: Agent, replay: Replay, engine: EngineSettings, seed: int) -> None:
+    def __init__(self, agent: Agent, replay: Replay, backend: FastBackend, seed: int) -> None:
+        """The backend is the one that agent and replay were constructed with."""
         self.agent = agent
         self.replay = replay
-        self.engine = engine
+        self.backend = backend
+        self.engine = backend.settings
+        self.seed = seed
         self.updates = 0
-        self.generator = torch.Generator(engine.device).manual_seed(seed)
+        self.generator = torch.Generator(backend.device).manual_seed(seed)
         """Draws everything of the updates."""
         self.acting_generator = torch.Generator().manual_seed(seed + 1)
-        self.actor = Actor(agent, replay.spec, engine)
+        self.actor = Actor(agent, backend.settings)
         self._graphs: dict[Hashable, Captured[Metrics]] = {}
         self._metrics: Metrics = {}
-        self._kernels = engine.kernels and kernels.available()
-        self.fused = False
-        """Whether convolutions go through our kernels."""
-        if self._kernels:
-            try:
-                self.fused = use_kernels(agent, replay, convolve=engine.precision == "bf16")
-            except kernels.KernelError as error:
-                self._kernels = False
-                reason = str(error).splitlines()[0].rstrip(":.")
-                print(f"Going on with PyTorch's kernels: {reason}.", file=sys.stderr)
-        if not self.fused:
-            lay_out(agent)
-        if engine.on_tensor_cores:
-            align(agent)
-        self._beside = BesideOnStream() if engine.cuda_graphs and hasattr(agent, "beside") else None
-        if self._beside:
-            agent.beside = self._beside  # type: ignore[attr-defined]
-        engine.apply_globally()
-        if engine.compile:
-            self._compile()
+        backend.prepare(agent, replay)
 
     @property
     def runs_ahead(self) -> bool:
@@ -147,14 +116,17 @@ class Learner:
 
     def update(self) -> None:
         """One update. On a GPU it is launched, not waited for."""
-        phase = self.agent.phase(self.updates)
+        agent = self.agent
+        agent.before_update(self.updates, _mixed(self.seed, self.updates))
+        self.replay.set_returns(*agent.returns(self.updates))
+        phase = agent.phase(self.updates)
         if self.engine.cuda_graphs:
             if phase not in self._graphs:
-                with without_a_trace(self.agent, self.generator):
-                    self._graphs[phase] = Captured(self._update_of(phase), [self.generator])
+                with without_a_trace(agent, self.replay.sampler, self.generator):
+                    self._graphs[phase] = Captured(lambda: self._update(phase), [self.generator])
             metrics = self._graphs[phase].replay()
         else:
-            metrics = self._update_of(phase)()
+            metrics = self._update(phase)
         self.updates += 1
         self._metrics = {**self._metrics, **metrics}
 
@@ -166,22 +138,52 @@ class Learner:
         """Puts back what `metrics` gave, so that a resumed run logs what the interrupted one would have."""
         self._metrics = {name: torch.tensor(value) for name, value in metrics.items()}
 
-    def _update_of(self, phase: Any) -> Callable[[], Metrics]:
-        def update() -> Metrics:
-            draws = self.agent.draw(self.generator)
-            replay, count = self.replay, self.agent.batch_size
-            if self._kernels:
-                batch = kernels.transitions(replay, replay.draw(count, self.generator))
-            else:
-                batch = replay.gather(replay.sample(count, self.generator))
-            if self._beside:
-                self._beside.begin()
-            with self.engine.arithmetic():
-                return self.agent.update(batch, draws, phase)
+    def state(self) -> dict[str, Tensor]:
+        """All tensors that go on from one update to the next, but for the replay's rings."""
+        state = {f"agent.{name}": value for name, value in self.agent.modules.state_dict().items()}
+        for name, optimizer in self.agent.optimizers.items():
+            for number, parameter in enumerate(optimizer.param_groups[0]["params"]):
+                for key, value in optimizer.state[parameter].items():
+                    state[f"optimizer.{name}.{number}.{key}"] = value
+        state |= {f"sampler.{name}": value for name, value in self.replay.sampler.state().items()}
+        state["generator.updates"] = self.generator.get_state()
+        state["generator.acting"] = self.acting_generator.get_state()
+        return state
 
-        return update
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Puts back what `state` gave."""
+        self.agent.modules.load_state_dict(_beginning_with("agent.", state))
+        for name, optimizer in self.agent.optimizers.items():
+            for number, parameter in enumerate(optimizer.param_groups[0]["params"]):
+                own = _beginning_with(f"optimizer.{name}.{number}.", state)
+                if own:
+                    # The fused step walks through memory: a moment must lie there in the order of its parameter.
+                    optimizer.state[parameter] = {
+                        key: value.to(parameter.device)
+                        if key == "step"
+                        else torch.empty_like(parameter, requires_grad=False).copy_(value)
+                        for key, value in own.items()
+                    }
+        kept = _beginning_with("sampler.", state)
+        for name, value in self.replay.sampler.state().items():
+            value.copy_(kept[name])
+        self.generator.set_state(state["generator.updates"])
+        self.acting_generator.set_state(state["generator.acting"])
 
-    def _compile(self) -> None:
-        """Compiles the agent's losses, the only parts that are worth it."""
-        for name in self.agent.compiled:
-            setattr(self.agent, name, torch.compile(getattr(self.agent, name), dynamic=False))
+    def _update(self, phase: Any) -> Metrics:
+        draws = self.agent.draw(self.generator)
+        batch = self.backend.batch(self.replay, self.replay.draw(self.agent.batch_size, self.generator))
+        self.backend.begin_update()
+        metrics, errors = self.agent.update(batch, draws, phase)
+        if errors is not None and batch.slots is not None:
+            self.replay.sampler.learnt(batch.slots, errors)
+        return metrics
+
+
+def _beginning_with(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def _mixed(seed: int, update: int) -> int:
+    """Another seed for every update."""
+    return (seed * 1_000_003 + update) % 2**31

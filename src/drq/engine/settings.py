@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -95,12 +95,6 @@ class EngineSettings:
     @property
     def on_tensor_cores(self) -> bool:
         return self.device.type == "cuda" and self.precision != "float32"
-
-    def arithmetic(self) -> AbstractContextManager[object]:
-        """The context in which networks run. Weights, optimiser state and everything a head returns stay float32."""
-        if self.precision == "bf16":
-            return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False)
-        return nullcontext()
 
     def apply_globally(self) -> None:
         """Sets the process-wide switches for this device and precision."""

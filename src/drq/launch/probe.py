@@ -10,10 +10,9 @@ import torch
 
 from drq.agents import make_agent
 from drq.config import TrainConfig
-from drq.engine.learner import Learner
-from drq.engine.settings import EngineSettings, choose_device
+from drq.engine import EngineSettings, FastBackend, Learner, choose_device
 from drq.replay import Replay
-from drq.training.loop import make_env
+from drq.training.components import make_env
 from drq.training.seeds import random_action
 
 ENV_STEPS = 40
@@ -29,10 +28,11 @@ def seconds_per_agent_step(config: TrainConfig) -> float:
     scale = max(config.agent.batch_size / CPU_BATCH, 1.0) if device.type == "cpu" else 1.0
     agent_config = dataclasses.replace(config.agent, batch_size=int(config.agent.batch_size / scale))
     engine = EngineSettings.resolve(config.engine, device, config.agent, updates=0)
+    backend = FastBackend(engine)
     env = make_env(config)
     try:
-        agent = make_agent(env.spec, agent_config, device, seed=0)
-        replay = Replay(env.spec, 2 * ENV_STEPS, n_step=config.agent.n_step, device=device)
+        agent = make_agent(env.spec, agent_config, backend, seed=0)
+        replay = Replay(env.spec, 2 * ENV_STEPS, n_step=config.agent.n_step, backend=backend)
         replay.begin(env.reset(0))
         started = time.perf_counter()
         for agent_step in range(ENV_STEPS):
@@ -45,7 +45,7 @@ def seconds_per_agent_step(config: TrainConfig) -> float:
     finally:
         env.close()
 
-    learner = Learner(agent, replay, engine, seed=0)
+    learner = Learner(agent, replay, backend, seed=0)
 
     def two_updates() -> float:
         before = time.perf_counter()

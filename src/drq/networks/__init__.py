@@ -1,1 +1,26 @@
 """Encoders and heads."""
+
+from drq.networks.encoders import (
+    ENCODERS,
+    Convolution,
+    PixelEncoder,
+    StateEncoder,
+    check_encoder,
+    make_encoder,
+    orthogonal_init,
+)
+from drq.networks.heads import Actor, Policy, TwinCritic, WideLinear
+
+__all__ = [
+    "ENCODERS",
+    "Actor",
+    "Convolution",
+    "PixelEncoder",
+    "Policy",
+    "StateEncoder",
+    "TwinCritic",
+    "WideLinear",
+    "check_encoder",
+    "make_encoder",
+    "orthogonal_init",
+]

@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from difflib import get_close_matches
-from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drq.errors import UserError
+from drq.backend import Backend
+from drq.errors import UserError, did_you_mean
 
 
 def orthogonal_init(module: nn.Module) -> None:
@@ -29,87 +27,98 @@ def orthogonal_init(module: nn.Module) -> None:
                 nn.init.zeros_(part.bias)
 
 
-class ConvReLU(nn.Conv2d):
-    """An unpadded convolution and the ReLU after it."""
+class Convolution(nn.Conv2d):
+    """A convolution as the backend computes it, with the ReLU after it if there is one."""
 
-    bias_relu: Callable[[Tensor, Tensor], Tensor] | None = None
-    """relu(x + bias) in one pass over x, where the engine has one. None: the convolution adds the bias itself."""
+    def __init__(
+        self,
+        backend: Backend,
+        channels: int,
+        out: int,
+        kernel: int,
+        stride: int = 1,
+        padding: int = 0,
+        *,
+        relu: bool = False,
+    ) -> None:
+        super().__init__(channels, out, kernel, stride, padding)
+        self.backend = backend
+        self.relu = relu
 
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if self.bias_relu is None or bias is None:
-            return F.relu(super()._conv_forward(input, weight, bias))
-        return self.bias_relu(super()._conv_forward(input, weight, None), bias)
+    def forward(self, x: Tensor, divisor: float | None = None) -> Tensor:
+        """With a divisor, what x / divisor would give."""
+        weight = self.weight if divisor is None else self.weight / divisor
+        assert self.bias is not None
+        return self.backend.convolution(
+            x, weight, self.bias, stride=self.stride[0], padding=int(self.padding[0]), relu=self.relu
+        )
 
 
-def _convolutions(channels: int, layers: list[tuple[int, int, int]]) -> nn.Sequential:
+def _convolutions(backend: Backend, channels: int, layers: list[tuple[int, int, int]]) -> nn.Sequential:
     """Convolutions with ReLU from rows of (output channels, kernel, stride)."""
     modules: OrderedDict[str, nn.Module] = OrderedDict()
     for index, (out, kernel, stride) in enumerate(layers):
         # Weights have the names that they would have if ReLUs were layers of their own.
-        modules[str(2 * index)] = ConvReLU(channels, out, kernel, stride)
+        modules[str(2 * index)] = Convolution(backend, channels, out, kernel, stride, relu=True)
         channels = out
     return nn.Sequential(modules)
 
 
 class _Residual(nn.Module):
-    def __init__(self, channels: int) -> None:
+    def __init__(self, backend: Backend, channels: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
             nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, padding=1),
+            # Its ReLU is the next layer: weights have the names that they always had.
+            Convolution(backend, channels, channels, 3, padding=1),
             nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, padding=1),
+            Convolution(backend, channels, channels, 3, padding=1),
         )
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.body(x)  # type: ignore[no-any-return]
 
 
-def _impala(channels: int) -> nn.Sequential:
+def _impala(backend: Backend, channels: int) -> nn.Sequential:
     modules: list[nn.Module] = []
     for out in (16, 32, 32):
         modules += [
-            nn.Conv2d(channels, out, 3, padding=1),
+            Convolution(backend, channels, out, 3, padding=1),
             nn.MaxPool2d(3, stride=2, padding=1),
-            _Residual(out),
-            _Residual(out),
+            _Residual(backend, out),
+            _Residual(backend, out),
         ]
         channels = out
     return nn.Sequential(*modules, nn.ReLU())
 
 
-ENCODERS: dict[str, Callable[[int], nn.Sequential]] = {
-    "sac-ae": lambda c: _convolutions(c, [(32, 3, 2), (32, 3, 1), (32, 3, 1), (32, 3, 1)]),
-    "nature": lambda c: _convolutions(c, [(32, 8, 4), (64, 4, 2), (64, 3, 1)]),
-    "dreamer": lambda c: _convolutions(c, [(32, 4, 2), (64, 4, 2), (128, 4, 2), (256, 4, 2)]),
+ENCODERS: dict[str, Callable[[Backend, int], nn.Sequential]] = {
+    "sac-ae": lambda b, c: _convolutions(b, c, [(32, 3, 2), (32, 3, 1), (32, 3, 1), (32, 3, 1)]),
+    "nature": lambda b, c: _convolutions(b, c, [(32, 8, 4), (64, 4, 2), (64, 3, 1)]),
+    "dreamer": lambda b, c: _convolutions(b, c, [(32, 4, 2), (64, 4, 2), (128, 4, 2), (256, 4, 2)]),
     "impala": _impala,
-    "d4pg": lambda c: _convolutions(c, [(32, 3, 2), (32, 3, 1)]),
+    "d4pg": lambda b, c: _convolutions(b, c, [(32, 3, 2), (32, 3, 1)]),
 }
-"""Name to a function from the number of input channels to the layers."""
+"""Name to a function from the backend and the number of input channels to the layers, of which the first is a
+`Convolution`."""
 
 
-def _as_factors(images: Tensor, weight: Tensor) -> Tensor:
-    """Pixels as what convolutions with this weight multiply. Whole numbers up to 255 are exact in each precision.
-
-    They are put in the order in which convolutions read them while they are still single bytes.
-    """
-    kind = images.device.type
-    precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-    return images.contiguous(memory_format=torch.channels_last).to(precision)
+def check_encoder(name: str) -> None:
+    """Refuses a name that no encoder has."""
+    if name not in ENCODERS:
+        meant = did_you_mean(name, ENCODERS)
+        raise UserError(f"There is no encoder {name!r}.{meant} Choose from {', '.join(ENCODERS)}.")
 
 
 class PixelEncoder(nn.Module):
     """Images with values 0 to 255, [B, C, H, W], to a flat feature vector."""
 
-    def __init__(self, name: str, observation_shape: tuple[int, ...]) -> None:
+    def __init__(self, name: str, observation_shape: tuple[int, ...], backend: Backend) -> None:
         super().__init__()
-        if name not in ENCODERS:
-            near = get_close_matches(name, ENCODERS, n=1)
-            meant = f" Did you mean {near[0]!r}?" if near else ""
-            raise UserError(f"There is no encoder {name!r}.{meant} Choose from {', '.join(ENCODERS)}.")
+        check_encoder(name)
         channels, height, width = observation_shape
         self.name = name
-        self.layers = ENCODERS[name](channels)
+        self.layers = ENCODERS[name](backend, channels)
         orthogonal_init(self.layers)
         try:
             with torch.no_grad():
@@ -123,10 +132,10 @@ class PixelEncoder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         first, *rest = self.layers
-        assert isinstance(first, nn.Conv2d)
         # Scaling comes after augmentation, so that augmentations see the pixels as they are. The first layer is linear:
-        # dividing its weights by 255 is dividing the pixels, which are many.
-        convolved: Tensor = first._conv_forward(_as_factors(images, first.weight), first.weight / 255.0, first.bias)
+        # dividing its weights by 255 is dividing the pixels, which are many. Pixels are put into the order in which
+        # convolutions read them while they are still single bytes.
+        convolved: Tensor = first(images.contiguous(memory_format=torch.channels_last), divisor=255.0)
         for layer in rest:
             convolved = layer(convolved)
         # A pixel's channels stay together: the order in which convolutions are fast, so that nothing is turned.
@@ -144,9 +153,8 @@ class StateEncoder(nn.Module):
         return states
 
 
-Encoder = PixelEncoder | StateEncoder
-
-
-def make_encoder(name: Literal["sac-ae", "nature", "dreamer", "impala", "d4pg"], shape: tuple[int, ...]) -> Encoder:
+def make_encoder(
+    name: str, shape: tuple[int, ...], backend: Backend | None = None
+) -> PixelEncoder | StateEncoder:
     """The encoder for observations of this shape: the named one for images, none for state vectors."""
-    return PixelEncoder(name, shape) if len(shape) == 3 else StateEncoder(shape[0])
+    return PixelEncoder(name, shape, backend or Backend()) if len(shape) == 3 else StateEncoder(shape[0])

@@ -20,8 +20,7 @@ import torch
 
 from drq.agents import make_agent
 from drq.config import SACConfig, TrainConfig
-from drq.engine.learner import Learner
-from drq.engine.settings import EngineSettings
+from drq.engine import EngineSettings, FastBackend, Learner
 from drq.envs import EnvSpec, family_of
 from drq.presets import action_repeat_for
 from drq.replay import ACTION, DISCOUNT, DONE, REWARD, Replay
@@ -76,17 +75,17 @@ def spec_for(config: TrainConfig) -> EnvSpec:
     )
 
 
-def random_replay(config: TrainConfig, device: torch.device) -> Replay:
+def random_replay(config: TrainConfig, backend: FastBackend) -> Replay:
     """A full replay of random episodes, made at once instead of step by step."""
     spec = spec_for(config)
     capacity = config.replay.capacity or config.steps
     replay = Replay(
-        spec, capacity, n_step=config.agent.n_step, discount=config.agent.discount, device=device
+        spec, capacity, n_step=config.agent.n_step, discount=config.agent.discount, backend=backend
     )
     number = torch.arange(capacity)
     episode, age = number // EPISODE_AGENT_STEPS, number % EPISODE_AGENT_STEPS
     frame = number + episode  # every episode has one frame more than transitions
-    rows = torch.empty(capacity, replay.rows.shape[1])
+    rows = torch.empty(capacity, replay.rings.rows.shape[1])
     rows[:, REWARD].uniform_()
     rows[:, DISCOUNT] = 1.0
     rows[:, DONE] = (age == EPISODE_AGENT_STEPS - 1).float()
@@ -96,9 +95,9 @@ def random_replay(config: TrainConfig, device: torch.device) -> Replay:
         rows[:, ACTION:].uniform_(-1.0, 1.0)
     part = {
         "rows": rows,
-        "places": torch.stack([frame % replay.frame_capacity, age], dim=1),
+        "places": torch.stack([frame % replay.stream_frames, age], dim=1),
         "oldest_frame": frame - age.clamp(max=spec.frame_stack - 1),
-        "frames": torch.empty(0, *spec.frame_shape, dtype=replay.frames.dtype),
+        "frames": torch.empty(0, *spec.frame_shape, dtype=replay.rings.frames.dtype),
     }
     counters = {
         "transitions_added": capacity,
@@ -106,16 +105,17 @@ def random_replay(config: TrainConfig, device: torch.device) -> Replay:
         "oldest": 0,
         "age": capacity % EPISODE_AGENT_STEPS or -1,
     }
-    replay.frames.random_(0, 256)  # drawn where they are kept, since they are many
-    replay.restore([(capacity, counters["frames_added"], part)], counters)
+    replay.rings.frames.random_(0, 256)  # drawn where they are kept, since they are many
+    replay.restore([([(capacity, counters["frames_added"])], part)], [counters])
     return replay
 
 
 def make_learner(config: TrainConfig, engine: EngineSettings, replay: Replay | None = None) -> Learner:
     """A learner with a full replay, its own or one that it shares."""
-    replay = replay or random_replay(config, engine.device)
-    agent = make_agent(replay.spec, config.agent, engine.device, config.seed)
-    return Learner(agent, replay, engine, config.seed)
+    backend = FastBackend(engine)
+    replay = replay or random_replay(config, backend)
+    agent = make_agent(replay.spec, config.agent, backend, config.seed)
+    return Learner(agent, replay, backend, config.seed)
 
 
 def updates_of(learner: Learner | PlainDrQ) -> Updates:
@@ -203,7 +203,7 @@ def compare(
     first = next(iter(engines.values()))
     with _clean_device(first):
         contenders: dict[str, Updates] = {}
-        replay = random_replay(work.config, first.device)
+        replay = random_replay(work.config, FastBackend(first))
         for name, engine in engines.items():
             contenders[name] = updates_of(make_learner(work.config, engine, replay))
             seconds_for(contenders[name], effort.warmup_updates, first.device)
@@ -240,8 +240,9 @@ def measure_acting(work: Work, engine: EngineSettings, observations: int, calls:
     """From observations to actions, the drawing of exploration's numbers included."""
     with _clean_device(engine):
         spec = spec_for(work.config)
-        agent = make_agent(spec, work.config.agent, engine.device, work.config.seed)
-        learner = Learner(agent, Replay(spec, 1, device=engine.device), engine, work.config.seed)
+        backend = FastBackend(engine)
+        agent = make_agent(spec, work.config.agent, backend, work.config.seed)
+        learner = Learner(agent, Replay(spec, 1, backend=backend), backend, work.config.seed)
         shape = (calls, observations, *spec.observation_shape)
         images = np.random.default_rng(work.config.seed).integers(0, 256, shape, dtype=np.uint8)
         seconds = []

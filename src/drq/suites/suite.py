@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from drq import presets
-from drq.augment import parse as parse_augmentation
+from drq.agents import check_agent
 from drq.config import TrainConfig
 from drq.envs import check_task, letters, split_task, task_names
 from drq.errors import UserError
@@ -87,7 +87,7 @@ class Suite:
             if said_by := OF_THE_SUITE.get(name.replace("-", "_")):
                 raise UserError(f"{name!r} is the same for a whole suite: say it with {said_by}.")
         config = override(_preset(self.preset, run.task, self.imports), overrides)
-        parse_augmentation(config.agent.augmentation)  # a misspelt one is said before anything runs
+        check_agent(config.agent)  # a misspelt augmentation or encoder is said before anything runs
         return dataclasses.replace(
             config, seed=run.seed, steps=run.steps, dir=str(folder / run.folder), imports=self.imports
         )

@@ -11,28 +11,65 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from drq.agents.protocol import Agent
-from drq.engine.learner import Learner
+from drq.agents import Agent
+from drq.engine import Learner, to_action
 from drq.errors import UserError
 from drq.training.folder import write_atomically
+from drq.training.state import RunState
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A file with a stretch of the replay, and the numbers after its last transition and frame."""
+    """A file with a stretch of the replay, and how far each of its streams is at its end."""
 
     file: str
-    transitions_end: int
-    frames_end: int
+    marks: list[tuple[int, int]]
+
+    @staticmethod
+    def from_json(plain: dict[str, Any]) -> Segment:
+        if "marks" not in plain:  # written by an earlier version, which knew one stream
+            return Segment(plain["file"], [(plain["transitions_end"], plain["frames_end"])])
+        return Segment(plain["file"], [(transitions, frames) for transitions, frames in plain["marks"]])
+
+
+@dataclass(frozen=True)
+class Description:
+    """latest.json: the files of a checkpoint, and what of it is no tensor."""
+
+    agent_step: int
+    updates: int
+    device: str
+    """Kind of the device that the run learns on."""
+    state: str
+    """File with the tensors of the agent and the run."""
+    segments: list[Segment]
+    replay: list[dict[str, int]]
+    """The counters of the replay's streams."""
+    progress: dict[str, Any]
+    """The rest of the run's state, and the newest metrics."""
+
+    @staticmethod
+    def from_json(plain: dict[str, Any]) -> Description:
+        segments = [Segment.from_json(part) for part in plain["segments"]]
+        counters = plain["replay"] if isinstance(plain["replay"], list) else [plain["replay"]]
+        return Description(**{**plain, "segments": segments, "replay": counters})
+
+    @property
+    def files(self) -> set[str]:
+        return {self.state, *(segment.file for segment in self.segments)}
 
 
 class Checkpoints:
@@ -40,50 +77,47 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.newest: int | None = None
+        """Agent step of the newest checkpoint that this process has made or restored."""
         self._latest = folder / "latest.json"
         self._segments: list[Segment] = []
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
 
-    def save(self, learner: Learner, agent_step: int, progress: dict[str, Any], episode_actions: Tensor) -> None:
-        """Takes a snapshot now and writes it while training goes on. `progress` is whatever the loop needs back."""
+    def save(self, learner: Learner, run: RunState) -> None:
+        """Takes a snapshot now and writes it while training goes on."""
         self.wait()
         self.folder.mkdir(exist_ok=True)
         replay = learner.replay
-        last = self._segments[-1] if self._segments else Segment("", 0, 0)
-        fresh = replay.written_since(last.transitions_end, last.frames_end)
-        anything_new = len(fresh["rows"]) or len(fresh["frames"])
-        segments = [
-            old
-            for old in self._segments
-            if old.transitions_end > replay.transitions_added - replay.capacity
-            or old.frames_end > replay.frames_added - replay.frame_capacity
-        ]
+        last = self._segments[-1].marks if self._segments else [(0, 0) for _ in replay.streams]
+        fresh = replay.written_since(last)
+        anything_new = last != replay.marks()
+        segments = [old for old in self._segments if replay.keeps(old.marks)]
         if anything_new:
-            name = f"replay-{agent_step:010d}.safetensors"
-            segments.append(Segment(name, replay.transitions_added, replay.frames_added))
-        state = {name: tensor.detach().cpu().clone() for name, tensor in _state_of(learner).items()}
-        state["episode_actions"] = episode_actions
-        state_file = f"state-{agent_step:010d}.safetensors"
-        described = {
-            "agent_step": agent_step,
-            "updates": learner.updates,
-            "device": learner.engine.device.type,
-            "state": state_file,
-            "segments": [asdict(part) for part in segments],
-            "replay": replay.counters(),
-            "progress": progress,
-        }
+            segments.append(Segment(f"replay-{run.agent_step:010d}.safetensors", replay.marks()))
+        state = {name: tensor.detach().cpu().clone() for name, tensor in learner.state().items()}
+        state["episode_actions"] = torch.from_numpy(np.array(run.episode_actions, dtype=np.float32))
+        described = Description(
+            agent_step=run.agent_step,
+            updates=learner.updates,
+            device=learner.engine.device.type,
+            state=f"state-{run.agent_step:010d}.safetensors",
+            segments=segments,
+            replay=replay.counters(),
+            progress={name: getattr(run, name) for name in _PROGRESS} | {"metrics": learner.metrics()},
+        )
+        text = json.dumps(asdict(described), indent=2) + "\n"
 
         def write() -> None:
             if anything_new:
                 _save_durably(fresh, self.folder / segments[-1].file)
-            _save_durably(state, self.folder / state_file)
-            write_atomically(self._latest, json.dumps(described, indent=2) + "\n")
-            self._remove_all_but({state_file, *(part.file for part in segments)})
+            _save_durably(state, self.folder / described.state)
+            write_atomically(self._latest, text)
+            self._remove_all_but(described.files)
 
         self._segments = segments
         self._writing = self._writer.submit(write)
+        self.newest = run.agent_step
 
     def wait(self) -> None:
         """Returns once the snapshot being written is on the disk."""
@@ -97,39 +131,51 @@ class Checkpoints:
                     "space and run the same command again, the previous checkpoint is intact."
                 ) from error
 
-    def restore(self, learner: Learner) -> tuple[int, dict[str, Any], Tensor] | None:
-        """Puts the learner back to the latest checkpoint, if there is one.
+    def check(self, device: torch.device) -> None:
+        """Refuses a checkpoint that a run on this device cannot go on from, before anything is opened."""
+        if not self._latest.exists():
+            return
+        begun_on = self._describe().device
+        if begun_on != device.type:
+            raise UserError(
+                f"The run was begun on {begun_on} and its random numbers go on only there: "
+                f"add --device {begun_on}, or choose another --dir."
+            )
 
-        Gives its agent step, the loop's own words, and the actions of the episode under way.
-        """
+    def restore(self, learner: Learner) -> RunState | None:
+        """Puts the learner back to the latest checkpoint and gives the run's own state, if there is a checkpoint."""
         if not self._latest.exists():
             return None
-        try:
-            described = json.loads(self._latest.read_text())
-            if described["device"] != learner.engine.device.type:
-                raise UserError(
-                    f"The run was begun on {described['device']} and its random numbers go on only there: "
-                    f"add --device {described['device']}, or choose another --dir."
-                )
-            self._segments = [Segment(**part) for part in described["segments"]]
-            # One file in memory at a time: together they are as large as the replay.
-            parts = (
-                (part.transitions_end, part.frames_end, load_file(self.folder / part.file))
-                for part in self._segments
+        described = self._describe()
+        with _named_if_damaged(self.folder):
+            state = load_file(self.folder / described.state)
+            _check_state(state, learner)
+            run = RunState(
+                agent_step=described.agent_step,
+                episode_actions=[to_action(row, learner.replay.spec) for row in state["episode_actions"].numpy()],
+                **{name: described.progress[name] for name in _PROGRESS},
             )
-            learner.replay.restore(parts, described["replay"])
-            state = load_file(self.folder / described["state"])
-            _put_back(learner, state)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(
-                f"The checkpoint in {self.folder} cannot be read ({error}): "
-                "restore its files, or delete the folder to begin the run again."
-            ) from error
-        learner.updates = described["updates"]
-        self._remove_all_but({described["state"], *(part.file for part in self._segments)})
-        return described["agent_step"], described["progress"], state["episode_actions"]
+            metrics: dict[str, float] = described.progress["metrics"]
+        # From here on what fails is the program, not the files: it must not be reported as their damage.
+        learner.replay.restore(self._parts(described), described.replay)
+        learner.restore(state)
+        learner.updates = described.updates
+        learner.restore_metrics(metrics)
+        self._segments = described.segments
+        self._remove_all_but(described.files)
+        self.newest = run.agent_step
+        return run
+
+    def _describe(self) -> Description:
+        with _named_if_damaged(self.folder):
+            return Description.from_json(json.loads(self._latest.read_text()))
+
+    def _parts(self, described: Description) -> Iterator[tuple[list[tuple[int, int]], dict[str, Tensor]]]:
+        """The replay's segments, one in memory at a time: together they are as large as the replay."""
+        for segment in described.segments:
+            with _named_if_damaged(self.folder):
+                part = load_file(self.folder / segment.file)
+            yield segment.marks, part
 
     def close(self) -> None:
         self.wait()
@@ -139,6 +185,22 @@ class Checkpoints:
         for file in self.folder.glob("*.safetensors*"):
             if file.name not in keep:
                 file.unlink(missing_ok=True)
+
+
+_PROGRESS = [field.name for field in fields(RunState) if field.name not in ("agent_step", "episode_actions")]
+"""What latest.json keeps of a run's state under `progress`."""
+
+
+@contextmanager
+def _named_if_damaged(folder: Path) -> Iterator[None]:
+    """Turns what can go wrong in reading files, and nothing else may stand inside, into a sentence with the remedy."""
+    try:
+        yield
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"The checkpoint in {folder} cannot be read ({error}): "
+            "restore its files, or delete the folder to begin the run again."
+        ) from error
 
 
 def load_weights(folder: Path, agent: Agent) -> int:
@@ -153,36 +215,13 @@ def load_weights(folder: Path, agent: Agent) -> int:
     return int(described["agent_step"])
 
 
-def _state_of(learner: Learner) -> dict[str, Tensor]:
-    state = {f"agent.{name}": value for name, value in learner.agent.modules.state_dict().items()}
-    for name, optimizer in learner.agent.optimizers.items():
-        for number, parameter in enumerate(optimizer.param_groups[0]["params"]):
-            for key, value in optimizer.state[parameter].items():
-                state[f"optimizer.{name}.{number}.{key}"] = value
-    state["generator.updates"] = learner.generator.get_state()
-    state["generator.acting"] = learner.acting_generator.get_state()
-    return state
-
-
-def _put_back(learner: Learner, state: dict[str, Tensor]) -> None:
-    agent = learner.agent
-    agent.modules.load_state_dict(
-        {name.removeprefix("agent."): value for name, value in state.items() if name.startswith("agent.")}
-    )
-    for name, optimizer in agent.optimizers.items():
-        for number, parameter in enumerate(optimizer.param_groups[0]["params"]):
-            prefix = f"optimizer.{name}.{number}."
-            own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-            if own:
-                # The fused step walks through memory: a moment must lie there in the order of its parameter.
-                optimizer.state[parameter] = {
-                    key: value.to(parameter.device)
-                    if key == "step"
-                    else torch.empty_like(parameter, requires_grad=False).copy_(value)
-                    for key, value in own.items()
-                }
-    learner.generator.set_state(state["generator.updates"])
-    learner.acting_generator.set_state(state["generator.acting"])
+def _check_state(state: dict[str, Tensor], learner: Learner) -> None:
+    """Refuses tensors that are not all of this learner's."""
+    for name, value in learner.state().items():
+        if name.startswith("optimizer."):
+            continue  # an optimiser has no moments before its first update
+        if name not in state or state[name].shape != value.shape:
+            raise ValueError(f"{name} of shape {tuple(value.shape)} is not in it")
 
 
 def _save_durably(tensors: dict[str, Tensor], path: Path) -> None:

@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from drq.agents.protocol import Agent
-from drq.engine.learner import Actor, to_action
-from drq.engine.settings import EngineSettings
+from drq.engine import Actor, EngineSettings, to_action
 from drq.envs.group import EnvironmentGroup
 from drq.envs.protocol import EnvSpec, Frame
 from drq.training.seeds import Purpose, seed_for
@@ -73,7 +72,7 @@ class Evaluation:
         return float(self.scores.std())
 
 
-class _Numbered:
+class NumberedEpisodes:
     """The episodes of an evaluation, numbered as they begin. A number has its seed.
 
     Which of them count does not depend on how many are played at once: it is the shortest run of numbers from 0 that
@@ -135,10 +134,10 @@ class Evaluator:
         width = self._width(episodes, min_agent_steps)
         group = self._group_of(width)
         spec = group.spec
-        self._actor = self._actor or Actor(self.agent, spec, self.engine)
+        self._actor = self._actor or Actor(self.agent, self.engine)
         observations = blank_observations(spec, width)
         stacks = [FrameStack(spec, memory) for memory in observations]
-        numbered = _Numbered(seed, episodes, min_agent_steps)
+        numbered = NumberedEpisodes(seed, episodes, min_agent_steps)
         number_in: dict[int, int] = {}  # of the episode under way in a slot
         snapshots: list[Any] = []  # of the first episode
 

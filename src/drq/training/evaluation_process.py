@@ -12,13 +12,11 @@ from multiprocessing.connection import Connection
 import safetensors.torch
 import torch
 
-from drq.agents import make_agent
-from drq.engine.learner import lay_out
-from drq.engine.settings import choose_device
+from drq.engine import choose_device
 from drq.errors import UserError
-from drq.training.evaluation_service import EvaluationHere, Request, settings_beside_training
+from drq.training.components import make_acting_agent, make_env
+from drq.training.evaluation_service import EvaluationRequest, InlineEvaluation, settings_beside_training
 from drq.training.folder import config_from_json
-from drq.training.loop import make_env
 
 PR_SET_PDEATHSIG = 1
 """Of Linux's prctl.h."""
@@ -36,16 +34,15 @@ def serve(pipe: Connection) -> None:
     engine, threads = settings_beside_training(config, choose_device(config.device))
     engine.apply_globally()
     torch.set_num_threads(threads)
-    first = make_env(config)
-    agent = make_agent(first.spec, config.agent, engine.device, seed=0)
-    lay_out(agent)
-    first.close()
-    here = EvaluationHere(config, engine)
-    here.prepare(agent)
+    env = make_env(config)
+    agent = make_acting_agent(config, env.spec, engine)
+    env.close()
+    evaluations = InlineEvaluation(config, engine)
+    evaluations.prepare(agent)
     while True:
-        request = Request(**json.loads(pipe.recv_bytes()))
+        request = EvaluationRequest(**json.loads(pipe.recv_bytes()))
         agent.modules.load_state_dict(safetensors.torch.load(pipe.recv_bytes()))
-        pipe.send_bytes(json.dumps(here.play(agent, request)).encode())
+        pipe.send_bytes(json.dumps(evaluations.play(agent, request)).encode())
 
 
 if __name__ == "__main__":

@@ -18,13 +18,12 @@ from typing import Protocol
 import safetensors.torch
 import torch
 
-from drq import envs
 from drq.agents.protocol import Agent
 from drq.child import start_child
 from drq.config import EngineConfig, TrainConfig
 from drq.engine.settings import EngineSettings
-from drq.envs.group import EnvironmentGroup
-from drq.presets import action_repeat_for
+from drq.envs import family_of
+from drq.training.components import make_group
 from drq.training.evaluate import Evaluator
 from drq.training.folder import config_to_json
 from drq.training.video import save_video
@@ -35,7 +34,7 @@ MOST_THREADS_BESIDE_TRAINING = 8
 
 
 @dataclass(frozen=True)
-class Request:
+class EvaluationRequest:
     """One evaluation to play."""
 
     agent_step: int
@@ -53,21 +52,15 @@ class EvaluationService(Protocol):
         """Whether an evaluation is not collected yet."""
         ...
 
-    def submit(self, agent: Agent, request: Request) -> None:
+    def submit(self, agent: Agent, request: EvaluationRequest) -> None:
         """Asks for an evaluation of the agent as it is now. It is the same agent every time, further trained."""
         ...
 
-    def collect(self, *, wait: bool) -> list[tuple[Request, list[float]]]:
+    def collect(self, *, wait: bool) -> list[tuple[EvaluationRequest, list[float]]]:
         """Finished evaluations with the score of each episode, in the order of their requests."""
         ...
 
     def close(self) -> None: ...
-
-
-def make_group(config: TrainConfig, count: int) -> EnvironmentGroup:
-    """So many environments of a run's task, to play side by side."""
-    envs.import_modules(config.imports)
-    return envs.make_group(config.task, config.env, action_repeat_for(config), count)
 
 
 def make_evaluator(config: TrainConfig, agent: Agent, engine: EngineSettings) -> Evaluator:
@@ -76,7 +69,7 @@ def make_evaluator(config: TrainConfig, agent: Agent, engine: EngineSettings) ->
         agent,
         lambda count: make_group(config, count),
         engine,
-        parallel=envs.family_of(config.task).episodes_at_once,
+        parallel=family_of(config.task).episodes_at_once,
     )
 
 
@@ -88,7 +81,7 @@ def settings_beside_training(config: TrainConfig, device: torch.device) -> tuple
     may differ from those of acting on the GPU, as float32 rounds otherwise than the arithmetic of training does.
     Atari stays on the GPU (see the table of families).
     """
-    if device.type == "cpu" or envs.family_of(config.task).evaluates_on_gpu:
+    if device.type == "cpu" or family_of(config.task).evaluates_on_gpu:
         engine = EngineSettings.resolve(config.engine, device, config.agent)
         return dataclasses.replace(engine, compile=False), 1
     cpu = EngineSettings.resolve(EngineConfig(precision="float32"), torch.device("cpu"), config.agent)
@@ -98,31 +91,31 @@ def settings_beside_training(config: TrainConfig, device: torch.device) -> tuple
 
 def open_evaluation_service(config: TrainConfig, engine: EngineSettings) -> EvaluationService:
     """The service that the engine's settings ask for. Best opened early: a process takes seconds to be ready."""
-    here = EvaluationHere(config, engine)
-    return EvaluationBeside(config, here) if engine.eval_process else here
+    inline = InlineEvaluation(config, engine)
+    return SubprocessEvaluation(config, inline) if engine.eval_process else inline
 
 
-class EvaluationHere:
-    """Plays at once, in this process."""
+class InlineEvaluation:
+    """Plays evaluations in this process, at once: training waits."""
 
     def __init__(self, config: TrainConfig, engine: EngineSettings) -> None:
         self._config = config
         self._engine = engine
         self._evaluator: Evaluator | None = None
-        self._done: list[tuple[Request, list[float]]] = []
+        self._done: list[tuple[EvaluationRequest, list[float]]] = []
 
     @property
     def under_way(self) -> bool:
         return bool(self._done)
 
-    def submit(self, agent: Agent, request: Request) -> None:
+    def submit(self, agent: Agent, request: EvaluationRequest) -> None:
         self._done.append((request, self.play(agent, request)))
 
     def prepare(self, agent: Agent) -> None:
         """Makes the environments, so that the first evaluation need not."""
         self._evaluator_of(agent).prepare(**self._length)
 
-    def play(self, agent: Agent, request: Request) -> list[float]:
+    def play(self, agent: Agent, request: EvaluationRequest) -> list[float]:
         evaluation = self._evaluator_of(agent).evaluate(
             request.seed, **self._length, video=request.video is not None
         )
@@ -139,7 +132,7 @@ class EvaluationHere:
         self._evaluator = self._evaluator or make_evaluator(self._config, agent, self._engine)
         return self._evaluator
 
-    def collect(self, *, wait: bool) -> list[tuple[Request, list[float]]]:
+    def collect(self, *, wait: bool) -> list[tuple[EvaluationRequest, list[float]]]:
         done, self._done = self._done, []
         return done
 
@@ -148,13 +141,16 @@ class EvaluationHere:
             self._evaluator.close()
 
 
-class EvaluationBeside:
-    """Plays in a second Python process. Should that one end, this process takes over what it left."""
+class SubprocessEvaluation:
+    """Plays evaluations in a second Python process while training goes on.
 
-    def __init__(self, config: TrainConfig, fallback: EvaluationHere) -> None:
+    Should that one end, `fallback` plays in this process what it left.
+    """
+
+    def __init__(self, config: TrainConfig, fallback: InlineEvaluation) -> None:
         self._fallback = fallback
         self._agent: Agent | None = None
-        self._pending: list[tuple[Request, bytes]] = []
+        self._pending: list[tuple[EvaluationRequest, bytes]] = []
         self._process, self._pipe = start_child("drq.training.evaluation_process")
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
         self._pipe.send_bytes(json.dumps(config_to_json(config)).encode())
@@ -163,7 +159,7 @@ class EvaluationBeside:
     def under_way(self) -> bool:
         return bool(self._pending)
 
-    def submit(self, agent: Agent, request: Request) -> None:
+    def submit(self, agent: Agent, request: EvaluationRequest) -> None:
         self._agent = agent
         weights = safetensors.torch.save(
             {name: value.detach().cpu().contiguous() for name, value in agent.modules.state_dict().items()}
@@ -172,24 +168,24 @@ class EvaluationBeside:
         # The other process reads only between two evaluations, and training must not wait for that.
         self._sender.submit(self._send, request, weights)
 
-    def _send(self, request: Request, weights: bytes) -> None:
+    def _send(self, request: EvaluationRequest, weights: bytes) -> None:
         with contextlib.suppress(OSError):  # it has ended: collect notices, and plays what is pending here
             self._pipe.send_bytes(json.dumps(dataclasses.asdict(request)).encode())
             self._pipe.send_bytes(weights)
 
-    def collect(self, *, wait: bool) -> list[tuple[Request, list[float]]]:
+    def collect(self, *, wait: bool) -> list[tuple[EvaluationRequest, list[float]]]:
         done = []
         while self._pending and (wait or self._pipe.poll()):
             request, weights = self._pending[0]
             try:
                 answer = json.loads(self._pipe.recv_bytes())
             except (EOFError, OSError):
-                answer = self._play_here(request, weights)
+                answer = self._play_inline(request, weights)
             done.append((request, answer))
             self._pending.pop(0)
         return done
 
-    def _play_here(self, request: Request, weights: bytes) -> list[float]:
+    def _play_inline(self, request: EvaluationRequest, weights: bytes) -> list[float]:
         print("The evaluation process has ended; this process evaluates instead.", file=sys.stderr)
         agent = self._agent
         assert agent is not None

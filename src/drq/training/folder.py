@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from drq.config import TrainConfig
+from drq.config import AgentConfig, TrainConfig
 from drq.envs import FAMILIES, EnvSpec, family_of
 from drq.errors import UserError
 from drq.presets import resolved
@@ -125,7 +125,7 @@ class RunFolder:
             ) from error
 
     def _check_same(self, config: TrainConfig) -> None:
-        stored = self.config
+        stored = self._config(config.agent)
         # As each would be run: an older version may have left settings to their defaults.
         before, now = (flat(config_to_json(resolved(each))) for each in (stored, config))
         differing = [
@@ -180,9 +180,12 @@ class RunFolder:
     @property
     def config(self) -> TrainConfig:
         """The run's settings."""
+        return self._config()
+
+    def _config(self, agent: AgentConfig | None = None) -> TrainConfig:
         described = self.description
         try:
-            return config_from_json(described["config"])
+            return config_from_json(described["config"], agent)
         except UserError as error:
             raise UserError(f"{self.config_file}: {error}") from None
 

@@ -50,12 +50,18 @@ class Logs:
     """All logs of a run."""
 
     def __init__(
-        self, folder: RunFolder, config: dict[str, Any], *, wandb: bool, resumed: dict[str, Any] | None
+        self,
+        folder: RunFolder,
+        config: dict[str, Any],
+        *,
+        wandb: bool,
+        sizes: dict[str, int],
+        resumed_at: int | None,
     ) -> None:
-        sizes = resumed["log_sizes"] if resumed else {"train": 0, "eval": 0}
+        """`sizes`: the bytes of each CSV to go on from. `resumed_at`: the env step of a run that goes on."""
         self.train = CsvLog(folder.train_csv, sizes["train"])
         self.eval = CsvLog(folder.eval_csv, sizes["eval"])
-        self._tensorboard = _tensorboard(folder, resumed["env_step"] + 1 if resumed else None)
+        self._tensorboard = _tensorboard(folder, None if resumed_at is None else resumed_at + 1)
         self._wandb = _wandb(folder, config) if wandb else None
 
     def log_train(self, row: dict[str, Any]) -> None:

@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from drq.agents import make_agent
 from drq.config import TrainConfig
-from drq.engine.learner import Actor, lay_out, to_action
-from drq.engine.settings import EngineSettings, choose_device
+from drq.engine import Actor, EngineSettings, choose_device, to_action
 from drq.envs.protocol import Action, EnvSpec
 from drq.errors import UserError
 from drq.training.checkpoint import load_weights
+from drq.training.components import make_acting_agent
 from drq.training.evaluate import Evaluation, FrameStack
 from drq.training.evaluation_service import make_evaluator
 from drq.training.folder import RunFolder
@@ -34,10 +33,9 @@ class TrainedPolicy:
         self.spec = spec
         self.device = choose_device("auto")
         self.engine = EngineSettings.resolve(config.engine, self.device, config.agent)
-        self.agent = make_agent(spec, config.agent, self.device, seed=0)
-        lay_out(self.agent)
+        self.agent = make_acting_agent(config, spec, self.engine)
         self.agent_step = load_weights(checkpoint, self.agent)
-        self._actor = Actor(self.agent, spec, self.engine)
+        self._actor = Actor(self.agent, self.engine)
         self._generator = torch.Generator().manual_seed(0)
         self._stack = FrameStack(spec)
         self._begins = True

@@ -1,11 +1,12 @@
-"""The live progress line and the expected time."""
+"""What a run says on the terminal: sentences, and a live line."""
 
 from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
 from typing import TextIO
+
+from drq.training.clock import Clock
 
 
 def duration(seconds: float) -> str:
@@ -18,31 +19,18 @@ def duration(seconds: float) -> str:
     return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
 
 
-@dataclass
-class Shares:
-    """Seconds the loop spent waiting for each part."""
-
-    env: float = 0.0
-    render: float = 0.0
-    update: float = 0.0
-
-    def text(self, wall: float) -> str:
-        return "  ".join(
-            f"{name} {100 * max(seconds, 0.0) / max(wall, 1e-9):.0f}%"
-            for name, seconds in (("env", self.env), ("render", self.render), ("update", self.update))
-        )
-
-
 class Progress:
     """One line, rewritten in place on a terminal, printed now and then elsewhere."""
 
-    def __init__(self, *, budget: int, unit: str, quiet: bool = False, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, *, budget: int, unit: str, clock: Clock, quiet: bool = False, stream: TextIO | None = None
+    ) -> None:
         self.budget = budget
         self.unit = unit
         self.quiet = quiet
         self.stream = stream or sys.stderr
         self.live = self.stream.isatty()
-        self.shares = Shares()
+        self._clock = clock
         self._every = 0.5 if self.live else 30.0
         self._next = 0.0
         self._recent: list[tuple[float, int]] = []
@@ -54,7 +42,7 @@ class Progress:
             self._end_line()
             print(text, file=self.stream, flush=True)
 
-    def show(self, done: int, last_return: float | None, wall: float) -> None:
+    def show(self, done: int, last_return: float | None) -> None:
         """Shows where the run is, if it is time to."""
         now = time.perf_counter()
         if self.quiet or now < self._next:
@@ -69,7 +57,7 @@ class Progress:
             parts.append(f"last return {last_return:.1f}")
         if rate:
             parts.append(f"{duration((self.budget - done) / rate)} left")
-        parts.append(self.shares.text(wall))
+        parts.append(self._clock.shares())
         line = "  |  ".join(parts)
         if self.live:
             self.stream.write(f"\r\x1b[2K{line}")

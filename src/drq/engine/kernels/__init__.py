@@ -9,16 +9,17 @@ by the NVRTC inside PyTorch; `reference` is the same in plain PyTorch. `benchmar
 """
 
 from .activation import bias_relu, bias_relu_kernels
-from .adam import Adam
+from .adam import Adam, adam_kernels
 from .encoder import encode_views, encode_views_two, prepare, supported
 from .gathering import stacked_kernel, stacked_views, transitions, transitions_kernel
 from .runtime import KernelError, available
-from .storing import Store
+from .storing import Store, store_kernel
 
 __all__ = [
     "Adam",
     "KernelError",
     "Store",
+    "adam_kernels",
     "available",
     "bias_relu",
     "bias_relu_kernels",
@@ -27,6 +28,7 @@ __all__ = [
     "prepare",
     "stacked_kernel",
     "stacked_views",
+    "store_kernel",
     "supported",
     "transitions",
     "transitions_kernel",

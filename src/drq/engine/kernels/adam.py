@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from drq.agents.adam import Moments, Rates
+from drq.engine.adam import Moments, Rates
 
 from . import runtime
 
@@ -37,11 +37,16 @@ def _kernel(name: str, shared_bytes: int) -> runtime.Launchable:
     return runtime.kernel(name, ("primitives.cuh", "parameters.cuh", f"{name}.cu"), defines, THREADS, shared_bytes)
 
 
+def adam_kernels() -> tuple[runtime.Launchable, runtime.Launchable]:
+    """The step, and the norm of the gradients; compiled, unless that is done."""
+    return _kernel("adam", 8), _kernel("gradient_norm", THREADS * 4)
+
+
 class Adam:
-    """`drq.agents.adam.descend` for one optimiser."""
+    """`drq.engine.adam.descend` for one optimiser."""
 
     def __init__(self, device: torch.device) -> None:
-        self._adam, self._gradient_norm = _kernel("adam", 8), _kernel("gradient_norm", THREADS * 4)
+        self._adam, self._gradient_norm = adam_kernels()
         # The kernels find it, and leave it, at zero.
         self._finished_blocks = torch.zeros(1, dtype=torch.int32, device=device)
 

@@ -3,52 +3,61 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
-from drq.replay import Batch, Replay, StackedFrames
+from drq.backend import StackedFrames
+from drq.replay import Batch, Choice, Replay
 
 from . import runtime
 
 THREADS = 128
 
 
-def transitions_kernel(replay: Replay) -> runtime.Launchable:
+def transitions_kernel(replay: Replay, *, uniform: bool = True) -> runtime.Launchable:
     defines: dict[str, int | str] = {
         "THREADS": THREADS,
-        "COLUMNS": replay.rows.shape[1],
+        "COLUMNS": replay.rings.rows.shape[1],
         "STACK": replay.spec.frame_stack,
-        "N_STEP": replay.n_step,
+        "STREAMS": len(replay.streams),
+        "UNIFORM": int(uniform),
         "CONTINUOUS": int(replay.spec.action_kind == "continuous"),
     }
     return runtime.kernel("transitions", ("primitives.cuh", "transitions.cu"), defines, THREADS, 0)
 
 
-def transitions(replay: Replay, random: Tensor) -> Batch:
-    """`replay.gather(replay.slots(random))`."""
-    spec, count = replay.spec, len(random)
+def transitions(replay: Replay, chosen: Tensor | Choice) -> Batch:
+    """`replay.gather` of a choice, or of what random bits choose among all transitions alike."""
+    frames, rows, places, window = replay.rings
+    spec = replay.spec
+    uniform = isinstance(chosen, Tensor)
+    picked, weights = (chosen, None) if isinstance(chosen, Tensor) else chosen
+    count = len(picked)
     action = (
-        replay.rows.new_empty(count, spec.action_size)
-        if spec.action_kind == "continuous"
-        else replay.places.new_empty(count)
+        rows.new_empty(count, spec.action_size) if spec.action_kind == "continuous" else places.new_empty(count)
     )
-    reward, discount = replay.rows.new_empty(2, count)
-    slots, next_slots = replay.places.new_empty(2, count, spec.frame_stack)
-    transitions_kernel(replay).launch(
+    reward, discount = rows.new_empty(2, count)
+    slots, next_slots = places.new_empty(2, count, spec.frame_stack)
+    chosen_slots = places.new_empty(count) if uniform else picked
+    transitions_kernel(replay, uniform=uniform).launch(
         (-(-count // THREADS), 1),
-        *(random, replay.window, replay.rows, replay.places),
-        *(action, reward, discount, slots, next_slots),
-        *(count, replay.capacity, replay.frame_capacity, ctypes.c_double(replay.discount)),
+        *(picked, window, replay.returns, rows, places),
+        *(action, reward, discount, slots, next_slots, chosen_slots),
+        *(count, replay.stream_capacity, replay.stream_frames),
     )
     return Batch(
-        StackedFrames(replay.frames, slots), action, reward, discount, StackedFrames(replay.frames, next_slots)
+        StackedFrames(frames, slots),
+        action,
+        reward,
+        discount,
+        StackedFrames(frames, next_slots),
+        chosen_slots,
+        weights,
     )
 
 
 def stacked_views(states: StackedFrames, nu: Tensor, *, shifted: bool, intensity: float | None = None) -> Tensor:
-    """`drq.regularize.views` with a random shift or none, then with an intensity of this scale or none.
+    """`Backend.views` with a random shift or none, then with an intensity of this scale or none.
 
     Channels last; uint8, or with an intensity float32. `nu` may have further columns.
     """

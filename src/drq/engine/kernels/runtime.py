@@ -21,7 +21,7 @@ import torch
 from .code_cache import code_for
 
 SOURCES = Path(__file__).parent
-Argument = torch.Tensor | int | float | ctypes.c_int | ctypes.c_double | ctypes.Structure | None
+Argument = torch.Tensor | int | float | ctypes.c_int | ctypes.c_double | ctypes.c_void_p | ctypes.Structure | None
 
 _MAX_DYNAMIC_SHARED_SIZE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _PREFERRED_SHARED_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
@@ -126,7 +126,7 @@ def argument_array(arguments: Sequence[Argument]) -> ctypes.Array[ctypes.c_void_
             values.append(ctypes.c_void_p(0))
         elif isinstance(argument, torch.Tensor):
             values.append(ctypes.c_void_p(argument.data_ptr()))
-        elif isinstance(argument, ctypes.c_int | ctypes.c_double | ctypes.Structure):
+        elif isinstance(argument, ctypes.c_int | ctypes.c_double | ctypes.c_void_p | ctypes.Structure):
             values.append(argument)
         elif isinstance(argument, int):
             values.append(ctypes.c_int(argument))
@@ -204,7 +204,7 @@ class Kernel:
         )
 
 
-class _Wish:
+class _Unlaunched:
     """Stands in for a kernel while `compile_together` finds out which ones are needed."""
 
     resident_blocks = 1
@@ -218,7 +218,7 @@ class _Wish:
 
 _kernels: dict[tuple[str, int], Kernel] = {}
 _codes: dict[tuple[str, str], bytes] = {}
-_wishes: dict[str, tuple[str, int, int]] | None = None
+_wanted: dict[str, tuple[str, int, int]] | None = None
 _lock = threading.RLock()
 
 
@@ -233,9 +233,9 @@ def kernel(
     """The kernel `name` of this program text on the current device, compiled when first asked for."""
     text = program_text(parts, defines)
     with _lock:
-        if _wishes is not None:
-            _wishes[text] = (name, threads, shared_bytes)
-            return _Wish()
+        if _wanted is not None:
+            _wanted[text] = (name, threads, shared_bytes)
+            return _Unlaunched()
         return _loaded(text, name, threads, shared_bytes)
 
 
@@ -255,18 +255,18 @@ def _code(text: str, architecture: str) -> bytes:
 
 def compile_together(calls: Callable[[], None]) -> None:
     """Compiles in parallel, and loads, the kernels that `calls` would launch. Nothing is launched, no data is read."""
-    global _wishes
+    global _wanted
     with _lock:
-        _wishes = {}
+        _wanted = {}
         try:
             calls()
-            wishes = _wishes
+            wanted = _wanted
         finally:
-            _wishes = None
+            _wanted = None
         architecture = _architecture()
-        texts = [text for text in wishes if (text, architecture) not in _codes]
+        texts = [text for text in wanted if (text, architecture) not in _codes]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for text, code in zip(texts, pool.map(lambda t: _code(t, architecture), texts), strict=True):
                 _codes[text, architecture] = code
-        for text, wish in wishes.items():
-            _loaded(text, *wish)
+        for text, asked in wanted.items():
+            _loaded(text, *asked)

@@ -26,7 +26,7 @@ class EnvWorker(Protocol):
     def close(self) -> None: ...
 
 
-class EnvThread:
+class ThreadedEnv:
     """Works an environment beside the calling thread, which updates the agent meanwhile.
 
     Rendering contexts belong to the thread that made them, so the environment lives in this one from its birth.
@@ -47,7 +47,7 @@ class EnvThread:
         self._pool.shutdown()
 
 
-class EnvHere:
+class InlineEnv:
     """Works an environment in the calling thread, which has left its updates to a GPU and has little else to do.
 
     Handing over to a thread and back would cost a tenth of a millisecond, which is a tenth of an Atari step.

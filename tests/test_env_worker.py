@@ -9,7 +9,7 @@ import pytest
 
 from drq.config import EnvConfig
 from drq.envs import make
-from drq.training.env_thread import EnvHere, EnvThread
+from drq.training.env_worker import InlineEnv, ThreadedEnv
 
 AGENT_STEPS = 60
 
@@ -29,7 +29,7 @@ def episodes(worker: Any, seeds: list[int]) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("task", ["toy/catch", "atari/breakout"])
-def test_here_and_in_a_thread(task: str) -> None:
-    here, thread = (kind(lambda: make(task, EnvConfig(image_size=36), 4)) for kind in (EnvHere, EnvThread))
-    for one, other in zip(episodes(here, [1, 2, 3]), episodes(thread, [1, 2, 3]), strict=True):
+def test_in_this_thread_and_in_another(task: str) -> None:
+    inline, threaded = (kind(lambda: make(task, EnvConfig(image_size=36), 4)) for kind in (InlineEnv, ThreadedEnv))
+    for one, other in zip(episodes(inline, [1, 2, 3]), episodes(threaded, [1, 2, 3]), strict=True):
         np.testing.assert_array_equal(one, other)

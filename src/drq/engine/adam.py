@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +56,7 @@ def descend(moments: Moments, rates: Rates) -> Tensor | None:
 
 
 class FusedAdam(Optimizer):
-    """`torch.optim.Adam(fused=True)`, bit for bit unless the engine puts another `descend` in its place.
+    """`torch.optim.Adam(fused=True)`, bit for bit where `descend` is what steps.
 
     That one imports torch._dynamo when it is made and again when it steps, only to keep it out: 1 to 6 seconds of
     every start. The step count of each parameter lives beside it, so that a CUDA graph can hold the update. All
@@ -69,9 +69,12 @@ class FusedAdam(Optimizer):
         learning_rate: float,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
+        choose: Callable[[], Descend] = lambda: descend,
     ) -> None:
+        """`choose` is asked at the first step which way to make it."""
         super().__init__(parameters, {"lr": learning_rate, "betas": betas, "eps": eps})
-        self.descend: Descend = descend
+        self._choose = choose
+        self._descend: Descend | None = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.param_groups.append(self.defaults | param_group)
@@ -81,14 +84,11 @@ class FusedAdam(Optimizer):
             for parameter in group["params"]:
                 parameter.grad = None
 
-    @overload  # type: ignore[override]
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: None = None, *, max_norm: float) -> Tensor: ...
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.clip_and_step(None)
 
     @torch.no_grad()
-    def step(self, closure: None = None, *, max_norm: float | None = None) -> Tensor | None:
+    def clip_and_step(self, max_norm: float | None) -> Tensor | None:
         """One step. With `max_norm` gradients are clipped to it, and the result is the norm that they had before."""
         (group,) = self.param_groups
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
@@ -100,7 +100,8 @@ class FusedAdam(Optimizer):
             [state["exp_avg_sq"] for state in states],
             [state["step"] for state in states],
         )
-        return self.descend(moments, Rates(group["lr"], group["betas"], group["eps"], max_norm))
+        self._descend = self._descend or self._choose()
+        return self._descend(moments, Rates(group["lr"], group["betas"], group["eps"], max_norm))
 
     def _state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]

@@ -1,0 +1,269 @@
+"""The backend that an agent and its replay are constructed with to be run fast: the same numbers but for rounding.
+
+At best frames go from the replay to features and no view is ever written out; where the encoder is another, or the
+precision, views are written in one launch and PyTorch convolves them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drq.agents.protocol import Agent
+from drq.augment import Augmentation, Compose, Intensity, NoAugmentation, RandomShift
+from drq.backend import Backend, Encoder, Entry, Rings, StackedFrames, Views
+from drq.engine import kernels
+from drq.engine.adam import FusedAdam, descend
+from drq.engine.graphs import SideStream
+from drq.engine.settings import EngineSettings
+from drq.engine.staging import StagedStore
+from drq.networks.encoders import Convolution, PixelEncoder
+from drq.replay import Batch, Replay, UniformSampler
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+ALIGNED = 8
+"""Outputs in 16 bytes, which tensor cores' fast kernels read and write at a time: any multiple will do for them."""
+TILE = 64
+"""Outputs that they compute together. On an H200, 1,024 x 39,200 inputs and 64 outputs take 33 us, 50 outputs 76 us."""
+WIDE_INPUT = 4096
+"""Inputs from which a layer's time is worth a copy of its weights."""
+
+
+class FrameViews(NamedTuple):
+    """Shifted observations as references into the ring of frames."""
+
+    frames: Tensor
+    slots: Tensor
+    shifts: Tensor
+
+    def chunk(self, chunks: int) -> list[FrameViews]:
+        parts = zip(self.slots.chunk(chunks), self.shifts.chunk(chunks), strict=True)
+        return [FrameViews(self.frames, slots, shifts) for slots, shifts in parts]
+
+
+class FastBackend(Backend):
+    """A device with what the engine's settings make of it."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        super().__init__(settings.device)
+        self.settings = settings
+        self.factors = torch.bfloat16 if settings.precision == "bf16" else None
+        """What convolutions and wide layers multiply in; None: in the type of the weights."""
+        self.kernels = False
+        """Whether there are ours, which `prepare` has compiled."""
+        self.fused = False
+        """Whether convolutions go through our kernels, straight from the replay's frames."""
+        self._frame_shape: tuple[int, ...] = ()
+        self._augmentations: list[Augmentation] = []
+        self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._side = SideStream() if settings.cuda_graphs else None
+
+    def prepare(self, agent: Agent, replay: Replay) -> None:
+        """Chooses among kernels for an agent and its replay, and lays out the weights accordingly.
+
+        Kernels are compiled here, side by side: where that fails, PyTorch's do it, and a line says so.
+        """
+        if self.settings.kernels and kernels.available():
+            try:
+                self._compile_kernels(agent, replay)
+                self.kernels = True
+            except kernels.KernelError as error:
+                self.fused = False
+                reason = str(error).splitlines()[0].rstrip(":.")
+                print(f"Going on with PyTorch's kernels: {reason}.", file=sys.stderr)
+        if not self.fused:
+            lay_out(agent)
+        self.settings.apply_globally()
+
+    def _compile_kernels(self, agent: Agent, replay: Replay) -> None:
+        kernels.transitions_kernel(replay, uniform=type(replay.sampler) is UniformSampler)
+        kernels.store_kernel(replay.rings)
+        kernels.adam_kernels()
+        encoders = [module for module in agent.modules.modules() if isinstance(module, PixelEncoder)]
+        # Each of these is a shift, or nothing, which is a shift by nothing.
+        shifts = all(isinstance(f, RandomShift | NoAugmentation) for f in self._augmentations)
+        if self.factors and encoders and self._augmentations and shifts and all(_fusable(e, replay) for e in encoders):
+            slots = torch.zeros(1, replay.spec.frame_stack, dtype=torch.int64, device=self.device)
+            kernels.prepare(replay.rings.frames, slots, _parameters(encoders[0])[0])
+            self._frame_shape = replay.spec.frame_shape
+            self.fused = True
+            return
+        convolutions = [m for m in agent.modules.modules() if isinstance(m, Convolution) and m.relu]
+        for channels in {module.out_channels for module in convolutions}:
+            kernels.bias_relu_kernels(channels, self.factors or torch.float32)
+        for f in self._augmentations if replay.spec.pixels else ():
+            begun = _begun_by_kernel(f)
+            if begun is not None:
+                kernels.stacked_kernel(
+                    replay.rings.frames,
+                    replay.spec.frame_stack,
+                    shifted=begun.shifted,
+                    multiplied=begun.intensity is not None,
+                )
+
+    # Networks.
+
+    def convolution(
+        self, x: Tensor, weight: Tensor, bias: Tensor, *, stride: int = 1, padding: int = 0, relu: bool = False
+    ) -> Tensor:
+        factors = self.factors or weight.dtype
+        x, weight = x.to(factors), weight.to(factors)
+        if relu and self.kernels and x.device.type == self.device.type:
+            # One launch for bias and ReLU, one for their gradients.
+            return kernels.bias_relu(F.conv2d(x, weight, None, stride, padding), bias)
+        convolved = F.conv2d(x, weight, bias.to(factors), stride, padding)
+        return F.relu(convolved) if relu else convolved
+
+    def wide_linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        factors, outputs = self.factors or weight.dtype, len(weight)
+        x, w, b = x.to(factors), weight.to(factors), bias.to(factors)
+        missing = -outputs % TILE
+        if self.settings.on_tensor_cores and outputs % ALIGNED and weight.shape[1] >= WIDE_INPUT:
+            # A few outputs more, of zero weights, which are dropped: the function stays the same.
+            return F.linear(x, F.pad(w, (0, 0, 0, missing)), F.pad(b, (0, missing)))[:, :outputs].to(weight.dtype)
+        return F.linear(x, w, b).to(weight.dtype)
+
+    # Views.
+
+    def augmentation(self, f: Augmentation) -> Augmentation:
+        self._augmentations.append(f)
+        return f
+
+    def views(self, f: Augmentation, states: Tensor | StackedFrames, nu: Tensor) -> Views:
+        if self.kernels and isinstance(states, StackedFrames) and states.frames.dtype == torch.uint8:
+            if self.fused and isinstance(f, RandomShift | NoAugmentation):
+                slots = states.slots.repeat(nu.shape[0] // states.slots.shape[0], 1)
+                shifts = nu.int() if nu.shape[1] else torch.zeros(len(nu), 2, dtype=torch.int32, device=nu.device)
+                return FrameViews(states.frames, slots, shifts)
+            begun = _begun_by_kernel(f)
+            if begun is not None:
+                views = kernels.stacked_views(states, nu, shifted=begun.shifted, intensity=begun.intensity)
+                return begun.rest(views, nu[:, begun.columns :])
+        return super().views(f, states, nu)
+
+    def encode(self, encoder: Encoder, observations: Views) -> Tensor:
+        if isinstance(observations, FrameViews):
+            return kernels.encode_views(*observations, *_parameters(encoder))
+        assert isinstance(observations, Tensor)
+        if self.fused and observations.dtype == torch.uint8:
+            # Frames that happen to lie in the order in which they are stacked.
+            frames = observations.contiguous().view(-1, *self._frame_shape)
+            slots = torch.arange(len(frames), device=frames.device).view(len(observations), -1)
+            unshifted = torch.zeros(len(observations), 2, dtype=torch.int32, device=frames.device)
+            return kernels.encode_views(frames, slots, unshifted, *_parameters(encoder))
+        return encoder(observations)
+
+    def encode_with_both(self, encoder: Encoder, other: Encoder, views: Views) -> tuple[Tensor, Tensor]:
+        if isinstance(views, FrameViews):
+            return kernels.encode_views_two(*views, *_parameters(encoder), *_parameters(other))
+        return super().encode_with_both(encoder, other, views)
+
+    # Updates.
+
+    def adam(
+        self,
+        parameters: Iterable[nn.Parameter],
+        learning_rate: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> Optimizer:
+        # Chosen when it first steps, after `prepare`; each has one of its own, as it keeps a counter.
+        return FusedAdam(
+            list(parameters), learning_rate, betas, eps, lambda: kernels.Adam(self.device) if self.kernels else descend
+        )
+
+    def descend(
+        self, optimizer: Optimizer, loss: Tensor, parameters: Sequence[nn.Parameter], max_norm: float | None = None
+    ) -> Tensor | None:
+        if not isinstance(optimizer, FusedAdam):
+            return super().descend(optimizer, loss, parameters, max_norm)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward(inputs=parameters)
+        return optimizer.clip_and_step(max_norm)
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if not self.settings.compile:
+            return function(*args, **kwargs)
+        if function not in self._compiled:
+            self._compiled[function] = torch.compile(function, dynamic=False)
+        result: T = self._compiled[function](*args, **kwargs)
+        return result
+
+    def run_beside(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._side is None:
+            return self.run(function, *args, **kwargs)
+        with self._side:
+            return self.run(function, *args, **kwargs)
+
+    def begin_update(self) -> None:
+        """Says that an update begins here: all that `run_beside` may read has been launched."""
+        if self._side is not None:
+            self._side.mark()
+
+    # The replay.
+
+    def store(self, rings: Rings) -> Callable[[Entry], None]:
+        if not self.settings.kernels and self.device.type == "cpu":
+            return super().store(rings)
+        return StagedStore(rings, lambda: self.kernels)
+
+    def batch(self, replay: Replay, random: Tensor) -> Batch:
+        """`Replay.batch`, in one launch where the choice is uniform."""
+        if not self.kernels:
+            return replay.batch(random)
+        if type(replay.sampler) is UniformSampler:  # one derived from it may choose otherwise
+            return kernels.transitions(replay, random)
+        return kernels.transitions(replay, replay.sampler.choose(replay, random))
+
+
+class _Begun(NamedTuple):
+    """How a kernel begins an augmentation: it stacks, shifts and multiplies in one launch."""
+
+    shifted: bool
+    """Or only stacked."""
+    intensity: float | None
+    columns: int
+    """Of ν that are used up."""
+    rest: Augmentation
+    """What comes after."""
+
+
+def _begun_by_kernel(f: Augmentation) -> _Begun | None:
+    first, *rest = f.parts if isinstance(f, Compose) else (f,)
+    if not isinstance(first, RandomShift | NoAugmentation):
+        return None
+    intensity, columns = None, first.columns
+    if rest and type(rest[0]) is Intensity:  # one derived from it may do something else
+        intensity = rest[0].scale
+        columns += rest[0].columns
+        del rest[0]
+    return _Begun(first.columns > 0, intensity, columns, Compose(tuple(rest)))
+
+
+def _fusable(encoder: PixelEncoder, replay: Replay) -> bool:
+    """Whether it is made of the layers that there are kernels for."""
+    if encoder.name not in ("sac-ae", "d4pg"):
+        return False
+    return kernels.supported(replay.rings.frames, _parameters(encoder)[0])
+
+
+def _parameters(encoder: Encoder) -> tuple[list[Tensor], list[Tensor]]:
+    assert isinstance(encoder, PixelEncoder)
+    convolutions = [layer for layer in encoder.layers if isinstance(layer, nn.Conv2d)]
+    return [layer.weight for layer in convolutions], [layer.bias for layer in convolutions if layer.bias is not None]
+
+
+def lay_out(agent: Agent) -> None:
+    """Puts weights into the order in which tensor cores, and vectorised CPUs, read images without turning them.
+
+    Rounding depends on it: whatever acts with an agent's weights lays them out alike.
+    """
+    agent.modules.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -1,0 +1,58 @@
+"""What a run is made of, from its settings."""
+
+from __future__ import annotations
+
+from drq import envs
+from drq.agents import Agent, make_agent
+from drq.config import TrainConfig
+from drq.engine import EngineSettings, FastBackend, Learner, choose_device, lay_out
+from drq.envs import Environment, EnvironmentGroup, EnvSpec
+from drq.errors import UserError
+from drq.presets import action_repeat_for
+from drq.replay import Replay
+from drq.training.seeds import Purpose, seed_for
+
+
+def make_env(config: TrainConfig) -> Environment:
+    """The task of a run."""
+    envs.import_modules(config.imports)
+    return envs.make(config.task, config.env, action_repeat_for(config))
+
+
+def make_group(config: TrainConfig, count: int) -> EnvironmentGroup:
+    """So many environments of a run's task, to play side by side."""
+    envs.import_modules(config.imports)
+    return envs.make_group(config.task, config.env, action_repeat_for(config), count)
+
+
+def describe(config: TrainConfig) -> tuple[EnvSpec, FastBackend]:
+    """What an agent of one's own is constructed with: the shape of a run's task, and the backend of this machine."""
+    env = make_env(config)
+    env.close()
+    return env.spec, FastBackend(EngineSettings.resolve(config.engine, choose_device(config.device), config.agent, 0))
+
+
+def make_learner(
+    config: TrainConfig, spec: EnvSpec, engine: EngineSettings, capacity: int, agent: Agent | None = None
+) -> Learner:
+    """A new agent, or the one given, with an empty replay of so many transitions."""
+    own = agent.backend if agent is not None else None
+    backend = own if isinstance(own, FastBackend) else FastBackend(engine)
+    agent = agent or make_agent(spec, config.agent, backend, seed_for(config.seed, Purpose.WEIGHTS))
+    try:
+        replay = Replay(
+            spec, capacity, n_step=config.agent.n_step, discount=config.agent.discount, backend=backend
+        )
+    except (RuntimeError, MemoryError) as error:
+        needed = Replay.bytes_needed(spec, capacity)
+        raise UserError(
+            f"The replay does not fit: {needed / 1e9:.2f} GB are needed on {engine.device}; lower --replay.capacity."
+        ) from error
+    return Learner(agent, replay, backend, seed_for(config.seed, Purpose.UPDATES))
+
+
+def make_acting_agent(config: TrainConfig, spec: EnvSpec, engine: EngineSettings) -> Agent:
+    """An agent that only acts, once a run's weights are loaded into it."""
+    agent = make_agent(spec, config.agent, FastBackend(engine), seed=0)
+    lay_out(agent)
+    return agent

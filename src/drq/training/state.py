@@ -1,0 +1,29 @@
+"""Where a run is: what a checkpoint keeps of it besides the agent and its replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from drq.envs.protocol import Action
+
+
+@dataclass
+class RunState:
+    """Everything that the loop itself must find again when a run is resumed."""
+
+    agent_step: int = 0
+    """Agent steps taken."""
+    episode: int = 0
+    """Number of the episode under way; its seed follows from it."""
+    episode_score: float = 0.0
+    """What the episode under way has scored so far."""
+    episode_actions: list[Action] = field(default_factory=list)
+    """Of the episode under way: with its seed they lead an environment back to its state."""
+    last_return: float | None = None
+    """Of the newest episode that is over."""
+    evaluated: int = 0
+    """Agent step of the newest evaluation."""
+    seconds: float = 0.0
+    """Wall-clock seconds of the run until its newest checkpoint, over all processes."""
+    log_sizes: dict[str, int] = field(default_factory=lambda: {"train": 0, "eval": 0})
+    """Bytes of each CSV at the newest checkpoint: a resumed run cuts off what was written after it."""

@@ -1,0 +1,102 @@
+"""What is due when, and how long it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drq.config import EnvConfig, EvalConfig
+from drq.errors import UserError
+from drq.training import clock as clock_module
+from drq.training.clock import Clock
+from drq.training.schedule import Schedule
+from runs import small
+
+
+def schedule(task: str = "toy/reach", repeat: int | None = None, **changes: Any) -> Schedule:
+    return Schedule(dataclasses.replace(small(Path(), env=EnvConfig(action_repeat=repeat), **changes), task=task))
+
+
+def due(asked: Any, until: int) -> list[int]:
+    return [agent_step for agent_step in range(until + 1) if asked(agent_step)]
+
+
+def test_intervals_count_env_steps() -> None:
+    every_ten = schedule(repeat=4, steps=50, checkpoint_every=10, log_every=8, eval=EvalConfig(every=24))
+    assert every_ten.agent_steps == 12
+    assert due(every_ten.checkpoint_due, 12) == [3, 5, 8, 10]  # 12, 20, 32 and 40 reach or pass 10, 20, 30 and 40
+    assert due(every_ten.log_due, 12) == [2, 4, 6, 8, 10, 12]
+    assert due(every_ten.evaluation_due, 12) == [6, 12]
+    assert due(every_ten.over, 12) == [12]
+    assert (every_ten.env_step(3), every_ten.spent(3), every_ten.unit) == (12, 12, "env steps")
+    assert every_ten.text(3000) == "12,000 env steps"
+
+
+def test_a_game_counts_agent_steps() -> None:
+    game = schedule("atari/pong", steps=50, checkpoint_every=20, eval=EvalConfig(every=0))
+    assert (game.agent_steps, game.env_step(3), game.spent(3), game.unit) == (50, 12, 3, "agent steps")
+    assert due(game.checkpoint_due, 50) == [20, 40]
+    assert due(game.evaluation_due, 50) == [50]  # 0: only at the end
+    assert game.text(3000) == "3,000 agent steps (12,000 frames)"
+
+
+def test_updates_begin_after_the_seed_steps() -> None:
+    agent = dataclasses.replace(small(Path()).agent, seed_steps=20, updates_per_step=3)
+    twenty = schedule(agent=agent, steps=120)
+    assert [twenty.updates(agent_step) for agent_step in (0, 19, 20, 21)] == [0, 0, 3, 3]
+    assert due(twenty.learning, 22) == [20, 21, 22]
+    assert twenty.total_updates == 300 == sum(map(twenty.updates, range(twenty.agent_steps)))
+
+
+def test_a_budget_of_less_than_one_agent_step_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^--steps 3 is less than one agent step \(4\): raise it\.$"):
+        schedule(repeat=4, steps=3)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Its last number is the time."""
+    now = [100.0]
+    monkeypatch.setattr(clock_module.time, "perf_counter", lambda: now[-1])
+    return now
+
+
+def test_seconds_go_to_what_the_loop_waited_for(clock: list[float]) -> None:
+    watched = Clock()
+    watched.seconds_before = 50.0
+    for waits, drawn in (((1.0, 2.0), 2.5), ((0.0, 0.5), 4.0)):  # the second frame was drawn while the loop updated
+        watched.begin_step(render_seconds=7.0)
+        clock[-1] += 0.5
+        for wait in waits:
+            with watched.waiting:
+                clock[-1] += wait
+            clock[-1] += 1.0
+        watched.end_step(render_seconds=7.0 + drawn)
+    clock[-1] += 1.5  # an evaluation
+    assert watched.seconds == 50.0 + 10.0
+    assert watched.shares() == "env 5%  render 30%  update 50%"
+
+
+@pytest.mark.parametrize("updates_before", [0, 5000])
+def test_the_expected_time_is_told_once_from_warm_updates(updates_before: int, clock: list[float]) -> None:
+    """Of this process: a resumed run warms up again."""
+    watched, told = Clock(), {}
+    for update in range(1, 200):
+        clock[-1] += 0.5 if update <= 10 else 0.125
+        expected = watched.expected(updates_before + update, spent=4 * update, budget=4000)
+        if expected is not None:
+            told[update] = expected
+    assert told == {81: 0.125 / 4 * (4000 - 4 * 81)}
+
+
+def test_slow_updates_are_not_waited_for(clock: list[float]) -> None:
+    watched, told = Clock(), {}
+    for update in range(1, 40):
+        clock[-1] += 1.0
+        expected = watched.expected(update, spent=update, budget=1000)
+        if expected is not None:
+            told[update] = expected
+    assert told == {17: 983.0}
