@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from drq.engine.kernels.code_cache import code_for, folder
+from drq.code_cache import code_for, folder
 
 
 class Compiler:

@@ -27,8 +27,9 @@ class EnvConfig:
     """Consecutive frames stacked into one observation."""
     camera: int | None = None
     """Camera of a control-suite task. Unset: 0, and 2 for quadruped."""
-    render: Literal["paper", "fast"] = "fast"
-    """Control suite: `paper` gives dm_control's own pixels, `fast` a smaller shadow map (docs/fidelity.md)."""
+    render: Literal["paper", "fast", "ray"] = "fast"
+    """Control suite: `paper` gives dm_control's own pixels, `fast` a smaller shadow map, `ray` draws without OpenGL
+    (docs/fidelity.md)."""
     max_episode_steps: int | None = None
     """Time limit in env steps for gym tasks. Unset: the environment's own."""
 

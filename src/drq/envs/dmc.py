@@ -10,7 +10,9 @@ Choices that change results:
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,8 @@ from drq.envs.episode import (
     limit_env_steps,
 )
 from drq.envs.protocol import Action, EnvSpec, Frame
-from drq.envs.rendering import FAST_SHADOW_SIZE, Camera, TiledCamera, mujoco_imports, require_rendering
+from drq.envs.raycast import RayCamera, SceneReader, require_compiler
+from drq.envs.rendering import FAST_SHADOW_SIZE, Camera, TiledCamera, mujoco_imports, require_rendering, shown
 from drq.errors import UserError
 
 _ENV_STEPS_WITHOUT_LIMIT = 1000
@@ -70,7 +73,7 @@ def make(name: str, config: EnvConfig, action_repeat: int) -> ControlSuiteEnviro
     Use the environment in one thread only: that of the first `reset`, where its OpenGL context is made.
     """
     if config.observation == "pixels":
-        require_rendering()
+        require_compiler() if config.render == "ray" else require_rendering()
     domain, task = name.split("-", 1)
     simulator = ControlSuite(domain, task, config)
     limit = limit_env_steps(simulator.env_step_limit, config.max_episode_steps)
@@ -107,8 +110,9 @@ class ControlSuite:
         self._size = config.image_size
         self._camera_id = self._checked_camera(config.camera, domain)
         self._shadow_size = FAST_SHADOW_SIZE if config.render == "fast" else None
-        self._eye: Camera | None = None
-        self._video: Camera | None = None
+        self.casts_rays = self._pixels and config.render == "ray" and self._can_cast_rays(f"dmc/{domain}-{task}")
+        self._eye: Camera | RayCamera | None = None
+        self._video: Camera | RayCamera | None = None
 
         bounds = self._env.action_spec()
         # dm_control writes the absence of bounds as +-1e10.
@@ -159,7 +163,7 @@ class ControlSuite:
         if not self._pixels:
             return np.concatenate([np.ravel(part) for part in self._observation.values()], dtype=np.float32)
         self._eye = self._current(self._eye, self._size)
-        return to_frame(self._eye.draw(self.data))
+        return self._eye.frame(self.data) if isinstance(self._eye, RayCamera) else to_frame(self._eye.draw(self.data))
 
     def picture(self) -> NDArray[np.uint8]:
         # A camera of its own, so that the buffer of observations stays small.
@@ -176,13 +180,22 @@ class ControlSuite:
                 camera.close()
         self._eye = self._video = None
 
-    def _current(self, camera: Camera | None, size: int) -> Camera:
+    def _current(self, camera: Camera | RayCamera | None, size: int) -> Camera | RayCamera:
         """The camera, made anew where there is none yet or the task has rebuilt its model."""
         if camera is not None and camera.model is self.model:
             return camera
         if camera is not None:
             camera.close()
+        if self.casts_rays:
+            return RayCamera(self.model, size, self._camera_id, shown())
         return Camera(self.model, size, self._camera_id, self._shadow_size)
+
+    def _can_cast_rays(self, task: str) -> bool:
+        reason = SceneReader(self.model, self._camera_id, shown()).why_undrawable(self.data)
+        if reason is not None:
+            _say_once(f"{task} has {reason}, which --env.render ray cannot draw: OpenGL draws it.")
+            require_rendering()
+        return reason is None
 
     def _checked_camera(self, camera: int | None, domain: str) -> int:
         if camera is None:
@@ -196,6 +209,11 @@ class ControlSuite:
 def to_frame(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """An image (height, width, channels) as a frame (channels, height, width)."""
     return np.ascontiguousarray(image.transpose(2, 0, 1))
+
+
+@cache
+def _say_once(sentence: str) -> None:
+    print(sentence, file=sys.stderr)
 
 
 def _without_own_contexts(physics: Any) -> None:

@@ -32,6 +32,7 @@ def make_group(name: str, config: EnvConfig, action_repeat: int, count: int) -> 
     if (
         config.observation == "pixels"
         and not first.simulator.has_terrain
+        and not first.simulator.casts_rays  # any thread may
         and max(grid(count)) * config.image_size <= _LARGEST_BUFFER
     ):
         return ControlSuiteGroup([first, *(make(name, config, action_repeat) for _ in range(count - 1))])

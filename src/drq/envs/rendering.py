@@ -124,7 +124,7 @@ class Camera:
             self._renderer = mujoco.Renderer(model, size, size)
         self.model = model
         self._camera = camera
-        self._options = _shown()
+        self._options = shown()
         _close_at_exit(self)
 
     def draw(self, data: Any) -> NDArray[np.uint8]:
@@ -213,7 +213,7 @@ class TiledCamera:
         self._view = mujoco.MjvCamera()
         self._view.type = mujoco.mjtCamera.mjCAMERA_FIXED
         self._view.fixedcamid = camera
-        self._options = _shown()
+        self._options = shown()
 
     def draw(self, states: Mapping[int, Any]) -> dict[int, NDArray[np.uint8]]:
         """RGB images (size, size, 3) of the states (mujoco.MjData), each numbered as its model is."""
@@ -264,7 +264,7 @@ def _set_buffer(model: Any, size: int, shadow_size: int | None) -> None:
         model.vis.quality.shadowsize = shadow_size
 
 
-def _shown() -> Any:
+def shown() -> Any:
     """What is drawn, as mujoco.MjvOption: all but the rays of range finders (quadruped has some), as in the suite."""
     import mujoco
 

@@ -18,9 +18,11 @@ from typing import Protocol
 
 import torch
 
-from .code_cache import code_for
+from drq.code_cache import code_for
 
 SOURCES = Path(__file__).parent
+EXACT = "#define EXACT 1\n"
+"""In a program that defines this no product is fused with a sum: it computes what a CPU would, to the last bit."""
 Argument = torch.Tensor | int | float | ctypes.c_int | ctypes.c_double | ctypes.c_void_p | ctypes.Structure | None
 
 _MAX_DYNAMIC_SHARED_SIZE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -86,7 +88,8 @@ def compile_program(text: str, architecture: str) -> bytes:
     if nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"drq.cu", 0, None, None):
         raise KernelError("NVRTC did not accept the program")
     try:
-        options = (ctypes.c_char_p * 3)(f"--gpu-architecture={architecture}".encode(), b"--std=c++17", b"--fmad=true")
+        fused = b"--fmad=false" if EXACT in text else b"--fmad=true"
+        options = (ctypes.c_char_p * 3)(f"--gpu-architecture={architecture}".encode(), b"--std=c++17", fused)
         failed = nvrtc.nvrtcCompileProgram(program, len(options), options)
         size = ctypes.c_size_t()
         if failed:
