@@ -25,7 +25,7 @@ class EmulatedKernel:
         entry = f'extern "C" void run(void** a, int x, int y, int t, int s) {{ emulate({name}, a, x, y, t, s); }}'
         source.write_text(f'#include "{EMULATOR}"\n{text}\n{entry}\n')
         library = source.with_suffix(".so")
-        options = ["-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
+        options = ["-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-ffp-contract=off", "-shared", "-fPIC"]
         subprocess.run(["g++", *options, str(source), "-o", str(library)], check=True)
         self._run = ctypes.CDLL(str(library)).run
         self._shape = threads, shared_bytes

@@ -17,7 +17,9 @@
 
 #define __device__
 #define __global__
+#define __shared__ static
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 #define __grid_constant__
 
@@ -187,6 +189,28 @@ static u16 rounded(float value) {
 static u32 pack_bf16(float low, float high) { return rounded(low) | (u32)rounded(high) << 16; }
 static float from_bf16(u16 bits) { return half_of(bits, 0); }
 static u32 pack_bytes(u32 low, u32 high) { return pack_bf16((float)low, (float)high); }
+
+static int bits_of(float x) {
+    int bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+static float float_of(int bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+static u32 votes(bool yes) {
+    int first = current / 32 * 32;
+    exchange[current][0] = yes;
+    warp_barrier();
+    u32 r = 0;
+    for (int i = 0; i < 32; ++i) r |= exchange[first + i][0] << i;
+    warp_barrier();
+    return r;
+}
+static int count_bits(u32 word) { return __builtin_popcount(word); }
 
 // Rounded by itself: kept in memory, no compiler fuses it with what comes next.
 static float __fmul_rn(float a, float b) {

@@ -104,6 +104,13 @@ __device__ __forceinline__ u32 pack_bytes(u32 low, u32 high) {
     return __byte_perm(__float_as_uint(a), __float_as_uint(b), 0x7632);
 }
 
+__device__ __forceinline__ int bits_of(float x) { return __float_as_int(x); }
+__device__ __forceinline__ float float_of(int bits) { return __int_as_float(bits); }
+
+// Which lanes of the warp say yes, the first in the lowest bit.
+__device__ __forceinline__ u32 votes(bool yes) { return __ballot_sync(0xFFFFFFFFu, yes); }
+__device__ __forceinline__ int count_bits(u32 word) { return __popc(word); }
+
 // Counts blocks that have written their part: true in every thread of the last one, which then sees what all have
 // written. Called by all threads of all blocks of the launch; the counter starts at zero and is left there.
 __device__ __forceinline__ bool is_last_block(u32* counter) {
