@@ -1,51 +1,183 @@
-"""How `--env.render fast` differs from `paper`, in pixels and in time: python benchmarks/render.py [TASK ...]
+"""How images drawn faster, or without OpenGL, differ from `--env.render paper`: python benchmarks/render.py [TASK ...]
 
-Both draw the same episode: random actions, 40 frames at action repeat 2, drawn in turns. Times are medians.
+Every task of the control suite, or those named, plays one episode of random actions, 20 frames at action repeat 2,
+drawn in turns by `paper`, `fast` and `ray`. Differences are means over all pixels, of 255; times are medians. `as here`
+draws as this machine's OpenGL does where drivers differ, `ray` as NVIDIA's does everywhere. The checksum of `ray`'s
+frames is the same on every machine.
+
+With --gpu: the frames of `--env.render cuda`, checked, and its time. Then differences are those of the GPU's frames.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 import time
+import zlib
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import torch
 
 from drq.config import EnvConfig
-from drq.envs import make
-from drq.envs.rendering import renderer_name
+from drq.engine import kernels
+from drq.engine.kernels.raycast import RayFrames
+from drq.envs import make, task_names
+from drq.envs.raycast import RayCamera, SceneReader, compiler, pack_assets
+from drq.envs.rendering import is_software, renderer_name, shown
 from drq.training.seeds import random_action
 
-TASKS = ("cartpole-swingup", "cheetah-run", "walker-walk", "reacher-easy", "finger-spin", "ball_in_cup-catch")
-FRAMES = 40
+FRAMES = 20
+PLANET = ("cartpole-swingup", "reacher-easy", "cheetah-run", "finger-spin", "ball_in_cup-catch", "walker-walk")
+Frames = Any
 
 
-def compare(task: str) -> tuple[float, int, float]:
-    """Mean and largest difference of 255, and paper's time of an agent step over fast's."""
-    envs = [make(task, EnvConfig(render=render), 2) for render in ("paper", "fast")]
-    pictures = [[env.reset(0)] for env in envs]
-    spent: list[list[float]] = [[], []]
-    for agent_step in range(FRAMES):
-        action = random_action(envs[0].spec, 0, agent_step)
-        for env, seen, times in zip(envs, pictures, spent, strict=True):
-            drawn = env.render_seconds
-            seen.append(env.step(action).frame)
-            times.append(env.render_seconds - drawn)
-    paper, fast = (np.stack(seen).astype(int) for seen in pictures)
-    for env in envs:
-        env.close()
-    difference = abs(paper - fast)
-    return float(difference.mean()), int(difference.max()), statistics.median(spent[0]) / statistics.median(spent[1])
+def camera_of(task: str) -> int:
+    return 2 if task.startswith("dmc/quadruped") else 0
+
+
+def play(task: str, *renders: str) -> tuple[dict[str, Frames], dict[str, float], list[Any]]:
+    """Frames and median seconds to draw one, for each way; and the environments, at the end of the episode."""
+    envs = {render: make(task, EnvConfig(render=render), 2) for render in renders}  # type: ignore[arg-type]
+    seen = {render: [env.reset(0)] for render, env in envs.items()}
+    spent: dict[str, list[float]] = {render: [] for render in renders}
+    for agent_step in range(FRAMES - 1):
+        action = random_action(next(iter(envs.values())).spec, 0, agent_step)
+        for render, env in envs.items():
+            before = env.render_seconds
+            seen[render].append(env.step(action).frame)
+            spent[render].append(env.render_seconds - before)
+    frames = {render: np.stack(pictures) for render, pictures in seen.items()}
+    return frames, {render: statistics.median(times) for render, times in spent.items()}, list(envs.values())
+
+
+def replay(task: str, draw: Callable[[Any, Any], Frames]) -> Frames:
+    """The same episode's frames by another way to draw a model's state."""
+    env: Any = make(task, EnvConfig(), 2)
+    env.begin(0)
+    simulator = env.simulator
+    frames = [draw(simulator.model, simulator.data)]
+    for agent_step in range(FRAMES - 1):
+        env.advance(random_action(env.spec, 0, agent_step))
+        frames.append(draw(simulator.model, simulator.data))
+    env.close()
+    return np.stack(frames)
+
+
+def as_here(task: str, software: bool) -> Frames:
+    eyes: list[RayCamera] = []
+
+    def draw(model: Any, data: Any) -> Frames:
+        if not eyes or eyes[-1].model is not model:
+            eyes.append(RayCamera(model, 84, camera_of(task), shown(), "mesa" if software else "nvidia"))
+        return eyes[-1].frame(data)
+
+    return replay(task, draw)
+
+
+def on_gpu(task: str) -> Frames:
+    made: list[tuple[SceneReader, RayFrames]] = []
+
+    def draw(model: Any, data: Any) -> Frames:
+        if not made or made[-1][0].model is not model:
+            reader = SceneReader(model, camera_of(task), shown())
+            made.append((reader, RayFrames(pack_assets(model, 84, "nvidia"), 1, "cuda")))
+        reader, frames = made[-1]
+        frames.read(0, reader, data)
+        out = torch.empty(1, 3, 84, 84, dtype=torch.uint8, device="cuda")
+        frames.draw(out)
+        return out[0].cpu().numpy()
+
+    return replay(task, draw)
+
+
+def difference(one: Frames, other: Frames) -> float:
+    return float(abs(one.astype(int) - other).mean())
+
+
+def is_drawable(task: str) -> bool:
+    env: Any = make(task, EnvConfig(observation="state"), 2)
+    env.begin(0)
+    reader = SceneReader(env.simulator.model, camera_of(task), shown())
+    return reader.why_undrawable(env.simulator.data) is None
+
+
+def print_closeness(tasks: list[str]) -> None:
+    software = is_software(renderer_name())
+    print(f"{'task':30}{'fast':>9}{'as here':>9}{'ray':>9}  checksum  {'paper':>8}{'fast':>8}{'ray':>8} ms a frame")
+    for task in tasks:
+        if not is_drawable(task):
+            print(f"{task:30}  is left to OpenGL")
+            continue
+        frames, seconds, envs = play(task, "paper", "fast", "ray")
+        for env in envs:
+            env.close()
+        paper = frames["paper"]
+        ways = frames["fast"], as_here(task, software), frames["ray"]
+        means = "".join(f"{difference(way, paper):9.3f}" for way in ways)
+        times = "".join(f"{1e3 * seconds[render]:8.2f}" for render in ("paper", "fast", "ray"))
+        print(f"{task:30}{means}  {zlib.crc32(frames['ray']):08x}  {times}", flush=True)
+
+
+def print_gpu(tasks: list[str]) -> None:
+    print(f"{torch.cuda.get_device_name()}; differences of the GPU's frames")
+    print(f"{'task':30}checksum{'from the CPU (largest)':>25}{'from paper':>12}")
+    for task in filter(is_drawable, tasks):
+        ours = on_gpu(task)
+        frames, _, envs = play(task, "paper", *(("ray",) if compiler() else ()))
+        for env in envs:
+            env.close()
+        beside = f"{abs(ours.astype(int) - frames['ray']).max():25d}" if compiler() else f"{'no compiler':>25}"
+        print(f"{task:30}{zlib.crc32(ours):08x}{beside}{difference(ours, frames['paper']):12.3f}", flush=True)
+    print(f"\nmicroseconds a frame on the GPU{'1':>9}{'10':>9}{'64':>9} frames a launch;  the host's for one")
+    for task in (f"dmc/{name}" for name in (*PLANET, "quadruped-walk", "humanoid_CMU-run")):
+        print(f"{task:31}" + "".join(f"{microseconds:9.1f}" for microseconds in gpu_times(task)), flush=True)
+
+
+def gpu_times(task: str) -> list[float]:
+    """For 1, 10 and 64 frames a launch, and of the host for packing and launching one."""
+    env: Any = make(task, EnvConfig(observation="state"), 2)
+    env.reset(0)
+    simulator = env.simulator
+    reader = SceneReader(simulator.model, camera_of(task), shown())
+    frames = RayFrames(pack_assets(simulator.model, 84, "nvidia"), 64, "cuda")
+    for number in range(64):
+        frames.read(number, reader, simulator.data)
+    times = []
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for count in (1, 10, 64):
+        out = torch.empty(count, 3, 84, 84, dtype=torch.uint8, device="cuda")
+        for repetitions in (20, 200):  # the first warm up
+            torch.cuda.synchronize()
+            start.record()
+            for _ in range(repetitions):
+                frames.draw(out)
+            end.record()
+            end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / 200 / count)
+    out, spent = torch.empty(1, 3, 84, 84, dtype=torch.uint8, device="cuda"), []
+    for _ in range(200):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        frames.read(0, reader, simulator.data)
+        frames.draw(out)
+        spent.append(time.perf_counter() - began)
+    return [*times, statistics.median(spent) * 1e6]
 
 
 def main() -> None:
-    tasks = [f"dmc/{task}" for task in sys.argv[1:] or TASKS]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help="as in walker-walk; all unless named")
+    parser.add_argument("--gpu", action="store_true", help="check and time the CUDA kernels")
+    options = parser.parse_args()
+    if options.gpu and not kernels.available():
+        parser.error("--gpu needs a CUDA GPU with bfloat16")
+    tasks = [f"dmc/{task}" for task in options.tasks] or list(task_names("dmc"))
     started = time.perf_counter()
-    rows = [(task, *compare(task)) for task in tasks]
-    print(f"{renderer_name()}; {FRAMES} frames a task, {time.perf_counter() - started:.0f} s in all")
-    print(f"{'task':28}mean of 255  largest  times as fast")
-    for task, mean, largest, ratio in rows:
-        print(f"{task:28}{mean:11.3f}{largest:9d}{ratio:15.1f}")
+    print(f"OpenGL: {renderer_name()}; {FRAMES} frames a task")
+    print_gpu(tasks) if options.gpu else print_closeness(tasks)
+    print(f"{time.perf_counter() - started:.0f} s in all")
 
 
 if __name__ == "__main__":
