@@ -78,7 +78,8 @@ def assert_views_are_those_of_algorithm_1(device: str, f: Augmentation, channels
     frames = torch.randint(0, 256, (9, channels, 11, 13), dtype=torch.uint8, device=device)
     states = StackedFrames(frames, torch.randint(0, 9, (5, stack), device=device))
     nu = f.sample(3 * 5, (11, 13), torch.Generator(device).manual_seed(0))
-    found, expected = fast_backend(device).views(f, states, nu), Backend(device).views(f, states, nu)
+    ours = fast_backend(device)
+    found, expected = ours.views(ours.augmentation(f), states, nu), Backend(device).views(f, states, nu)
     assert isinstance(found, torch.Tensor)
     assert isinstance(expected, torch.Tensor)
     assert found.dtype == expected.dtype
@@ -133,11 +134,11 @@ class Recorded(TorchDispatchMode):
 
 @IN_ONE_LAUNCH
 def test_stacked_views_are_made_in_one_launch(kernel_device: str, name: str) -> None:
-    f = parse(name)
+    backend = fast_backend(kernel_device)
+    f = backend.augmentation(parse(name))
     frames = torch.zeros(9, 1, 11, 13, dtype=torch.uint8, device=kernel_device)
     states = StackedFrames(frames, torch.zeros(5, 4, dtype=torch.int64, device=kernel_device))
     nu = f.sample(10, (11, 13), torch.Generator(kernel_device))
-    backend = fast_backend(kernel_device)
     with Recorded() as recorded:
         backend.views(f, states, nu)
     assert recorded.names == ["drq::stacked_views"]
@@ -315,11 +316,11 @@ def test_adam_with_more_parameters_than_one_launch_takes(kernel_device: str, max
 
 @pytest.mark.parametrize("name", ["shift", "shift+intensity", "none+intensity", "shift+hflip"])
 def test_stacked_views_inside_compiled_code(kernel_device: str, name: str) -> None:
-    f = parse(name)
+    backend = fast_backend(kernel_device)
+    f = backend.augmentation(parse(name))
     frames = torch.randint(0, 256, (9, 1, 11, 13), dtype=torch.uint8, device=kernel_device)
     slots = torch.randint(0, 9, (5, 4), device=kernel_device)
     nu = f.sample(10, (11, 13), torch.Generator(kernel_device).manual_seed(0))
-    backend = fast_backend(kernel_device)
 
     def views(slots: torch.Tensor, nu: torch.Tensor) -> torch.Tensor:
         made = backend.views(f, StackedFrames(frames, slots), nu)

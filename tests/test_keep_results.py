@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from drq.experiments.results import read_results
+from drq.report.results import read_results
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = {"config.json", "eval.csv", "finished.json", "train.csv"}

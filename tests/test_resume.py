@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 import drq
 from drq.config import DQNConfig, EngineConfig, EnvConfig, ReplayConfig, SACConfig
+from drq.engine import Learner
 from drq.envs.protocol import Action, Step
 from drq.errors import UserError
 from drq.replay import Replay
@@ -280,7 +281,7 @@ def test_a_bug_in_restoring_is_no_damaged_file(
     if part == "replay":
         monkeypatch.setattr(Replay, "restore", fail)
     else:
-        monkeypatch.setattr(checkpoint_module, "_put_back", fail)
+        monkeypatch.setattr(Learner, "restore", fail)
     folder = unfinished_copy(uninterrupted, tmp_path / "copy")
     with pytest.raises(type(error)) as raised:
         drq.train(small(folder), quiet=True)

@@ -220,7 +220,15 @@ class Replay:
         self.sampler.stored(self, slot)
 
     def next_frame(self, stream: int = 0) -> Tensor:
-        """Where the stream's next frame will be kept: what is drawn there may be stored without a copy."""
+        """Where the stream's next frame will be kept: what is drawn there may be stored without a copy.
+
+        What still needs the frame that is there now is dropped.
+        """
+        own = self.streams[stream]
+        before = own.oldest
+        window = self._window(stream, own.frames_added + 1)
+        if own.oldest > before:
+            self.rings.window[stream] = torch.tensor(window, device=self.device)
         return self.rings.frames[self._next_slot(stream)]
 
     def _next_slot(self, stream: int) -> int:
@@ -235,14 +243,15 @@ class Replay:
         row: NDArray[np.float32] | None = None,
     ) -> None:
         frame_slot = self._next_slot(stream)
-        self.streams[stream].frames_added += 1
-        self._store(Entry(stream, frame_slot, frame, self._window(stream), slot, place, row))
-
-    def _window(self, stream: int) -> tuple[int, int]:
-        """Place of the oldest transition and how many may be sampled, once those whose frames are overwritten
-        (episodes shorter than the ring was sized for) are dropped."""
         own = self.streams[stream]
-        oldest_frame_kept = own.frames_added - self.stream_frames
+        own.frames_added += 1
+        self._store(Entry(stream, frame_slot, frame, self._window(stream, own.frames_added), slot, place, row))
+
+    def _window(self, stream: int, frames: int) -> tuple[int, int]:
+        """Place of the oldest transition and how many may be sampled, once those whose frames are overwritten by so
+        many (episodes shorter than the ring was sized for) are dropped."""
+        own = self.streams[stream]
+        oldest_frame_kept = frames - self.stream_frames
         while len(own) and own.oldest_frame[own.oldest % self.stream_capacity] < oldest_frame_kept:
             own.oldest += 1
         return own.oldest % self.stream_capacity, self._sampleable(own)
@@ -360,7 +369,8 @@ class Replay:
         for number, (stream, own) in enumerate(zip(self.streams, counters, strict=True)):
             for name, value in own.items():
                 setattr(stream, name, value)
-            self.rings.window[number] = torch.tensor(self._window(number), device=self.device)
+            window = self._window(number, stream.frames_added)
+            self.rings.window[number] = torch.tensor(window, device=self.device)
 
     def _slots(self, stream: int, rows: NDArray[np.int64], frames: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Of the transitions and frames of a stream that have these numbers."""

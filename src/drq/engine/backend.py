@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -62,7 +63,7 @@ class FastBackend(Backend):
         self.fused = False
         """Whether convolutions go through our kernels, straight from the replay's frames."""
         self._frame_shape: tuple[int, ...] = ()
-        self._augmentations: list[Augmentation] = []
+        self._augmentations: list[tuple[Augmentation, Begun | None]] = []
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
         self._side = SideStream() if settings.cuda_graphs else None
 
@@ -89,7 +90,7 @@ class FastBackend(Backend):
         kernels.adam_kernels()
         encoders = [module for module in agent.modules.modules() if isinstance(module, PixelEncoder)]
         # Each of these is a shift, or nothing, which is a shift by nothing.
-        shifts = all(isinstance(f, RandomShift | NoAugmentation) for f in self._augmentations)
+        shifts = all(isinstance(f, RandomShift | NoAugmentation) for f, _ in self._augmentations)
         if self.factors and encoders and self._augmentations and shifts and all(_fusable(e, replay) for e in encoders):
             slots = torch.zeros(1, replay.spec.frame_stack, dtype=torch.int64, device=self.device)
             kernels.prepare(replay.rings.frames, slots, _parameters(encoders[0])[0])
@@ -99,8 +100,7 @@ class FastBackend(Backend):
         convolutions = [m for m in agent.modules.modules() if isinstance(m, Convolution) and m.relu]
         for channels in {module.out_channels for module in convolutions}:
             kernels.bias_relu_kernels(channels, self.factors or torch.float32)
-        for f in self._augmentations if replay.spec.pixels else ():
-            begun = _begun_by_kernel(f)
+        for _, begun in self._augmentations if replay.spec.pixels else ():
             if begun is not None:
                 kernels.stacked_kernel(
                     replay.rings.frames,
@@ -134,7 +134,7 @@ class FastBackend(Backend):
     # Views.
 
     def augmentation(self, f: Augmentation) -> Augmentation:
-        self._augmentations.append(f)
+        self._augmentations.append((f, _begun_by_kernel(f)))
         return f
 
     def views(self, f: Augmentation, states: Tensor | StackedFrames, nu: Tensor) -> Views:
@@ -143,10 +143,10 @@ class FastBackend(Backend):
                 slots = states.slots.repeat(nu.shape[0] // states.slots.shape[0], 1)
                 shifts = nu.int() if nu.shape[1] else torch.zeros(len(nu), 2, dtype=torch.int32, device=nu.device)
                 return FrameViews(states.frames, slots, shifts)
-            begun = _begun_by_kernel(f)
-            if begun is not None:
-                views = kernels.stacked_views(states, nu, shifted=begun.shifted, intensity=begun.intensity)
-                return begun.rest(views, nu[:, begun.columns :])
+            for known, begun in self._augmentations:  # one that we were not told of is made plainly
+                if known is f and begun is not None:
+                    views = kernels.stacked_views(states, nu, shifted=begun.shifted, intensity=begun.intensity)
+                    return begun.rest(views, nu[:, begun.columns :])
         return super().views(f, states, nu)
 
     def encode(self, encoder: Encoder, observations: Views) -> Tensor:
@@ -224,7 +224,8 @@ class FastBackend(Backend):
         return kernels.transitions(replay, replay.sampler.choose(replay, random))
 
 
-class _Begun(NamedTuple):
+@dataclass(frozen=True)
+class Begun:
     """How a kernel begins an augmentation: it stacks, shifts and multiplies in one launch."""
 
     shifted: bool
@@ -236,7 +237,7 @@ class _Begun(NamedTuple):
     """What comes after."""
 
 
-def _begun_by_kernel(f: Augmentation) -> _Begun | None:
+def _begun_by_kernel(f: Augmentation) -> Begun | None:
     first, *rest = f.parts if isinstance(f, Compose) else (f,)
     if not isinstance(first, RandomShift | NoAugmentation):
         return None
@@ -244,8 +245,8 @@ def _begun_by_kernel(f: Augmentation) -> _Begun | None:
     if rest and type(rest[0]) is Intensity:  # one derived from it may do something else
         intensity = rest[0].scale
         columns += rest[0].columns
-        del rest[0]
-    return _Begun(first.columns > 0, intensity, columns, Compose(tuple(rest)))
+        rest = rest[1:]
+    return Begun(first.columns > 0, intensity, columns, Compose(tuple(rest)))
 
 
 def _fusable(encoder: PixelEncoder, replay: Replay) -> bool:
