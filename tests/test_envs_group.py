@@ -405,8 +405,8 @@ def test_mistakes_are_said_as_a_single_environment_says_them(task: str) -> None:
 @pytest.mark.parametrize(
     ("task", "config", "said"),
     [
-        ("dmc/walker-wlak", STATE, "did you mean dmc/walker-walk"),
-        ("toy/raech", STATE, "did you mean toy/reach"),
+        ("dmc/walker-wlak", STATE, "Did you mean 'dmc/walker-walk'"),
+        ("toy/raech", STATE, "Did you mean 'toy/reach'"),
         ("dmc/walker-walk", EnvConfig(frame_stack=0), "--env.frame-stack is 0"),
         ("toy/reach", EnvConfig(image_size=0), "--env.image-size is 0"),
     ],
