@@ -311,7 +311,7 @@ def test_an_agent_with_a_row_trains_and_evaluates_from_the_command_line(
 
 def test_the_folder_of_an_agent_without_a_row_says_what_to_do(td3: ModuleType, tmp_path: Path) -> None:
     td3.train(small(td3, tmp_path))
-    with pytest.raises(drq.UserError, match=r"There is no agent .td3. in drq\.agents\.AGENTS"):
+    with pytest.raises(drq.UserError, match=r"There is no agent .td3.: choose from .* a row in drq\.agents\.AGENTS"):
         drq.load(tmp_path)
 
 

@@ -60,8 +60,8 @@ def agent_kind(name: str) -> AgentKind:
     """The row of an agent."""
     if name not in AGENTS:
         raise UserError(
-            f"There is no agent {name!r} in drq.agents.AGENTS, which has {', '.join(AGENTS)}: "
-            "add a row for it, or hand the agent itself in (`agent=...`)."
+            f"There is no agent {name!r}: choose from {', '.join(AGENTS)}. "
+            "One of your own needs a row in drq.agents.AGENTS, or is handed in (`agent=...`)."
         )
     return AGENTS[name]
 
