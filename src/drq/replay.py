@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
@@ -124,6 +125,8 @@ class Replay:
         n_step: length of the returns that `gather` builds, and the longest that `set_returns` may ask for. A return
             ends early at a terminal state (no bootstrap) and at a time limit (bootstrap from the episode's last frame).
         discount: γ.
+        early_bootstrap: a return that has its whole length bootstraps from the state one step before its end, and does
+            not see whether that last step was terminal: a slip in published code, to compare with.
         streams: environments that are played side by side, each an equal part of the capacity.
         sampler: which transitions an update learns from.
         backend: how, and on which device.
@@ -136,12 +139,14 @@ class Replay:
         *,
         n_step: int = 1,
         discount: float = 0.99,
+        early_bootstrap: bool = False,
         streams: int = 1,
         sampler: Sampler | None = None,
         backend: Backend | None = None,
     ) -> None:
         self.spec = spec
         self.n_step = n_step
+        self.early_bootstrap = early_bootstrap
         self.backend = backend or Backend()
         self.sampler = sampler or UniformSampler()
         self.stream_capacity = capacity // streams
@@ -297,12 +302,19 @@ class Replay:
         reward = rewards[:, 0] + (goes_on * discounts[:, :-1] * rewards[:, 1:]).sum(1)
         last = goes_on.sum(1).long()
         length = last + 1
+        discount = discounts.gather(1, last[:, None])[:, 0]
+        ahead = length
+        if self.early_bootstrap:
+            whole = length == n_step
+            ahead = length - whole.long()
+            earlier = F.pad(discounts, (1, 0), value=1.0).gather(1, last[:, None])[:, 0]
+            discount = torch.where(whole, gamma * earlier, discount)
         return Batch(
             obs=self._stack(stream, frame, age),
             action=first[:, ACTION:] if self.spec.action_kind == "continuous" else first[:, ACTION].long(),
             reward=reward,
-            discount=discounts.gather(1, last[:, None])[:, 0],
-            next_obs=self._stack(stream, frame + length, age + length),
+            discount=discount,
+            next_obs=self._stack(stream, frame + ahead, age + ahead),
             slots=slots,
             weights=choice.weights,
         )

@@ -50,14 +50,28 @@ transitions(const i64* chosen, const i64* windows, const double* returns, const 
     float reward = row[REWARD], discount = gamma * row[DISCOUNT];
     const int longest = (int)returns[0];
     int length = 1;
+#if EARLY_BOOTSTRAP
+    float before = 1.0f;  // the discount up to the last step of the return
+    for (; length < longest && row[DONE] == 0.0f; ++length) {
+        row = rows + (base + (slot - base + length) % capacity) * COLUMNS;
+        before = discount;
+        reward += discount * row[REWARD];
+        discount *= gamma * row[DISCOUNT];
+    }
+    const bool whole = length == longest;
+    const int ahead = whole ? length - 1 : length;
+    if (whole) discount = gamma * before;
+#else
     for (; length < longest && row[DONE] == 0.0f; ++length) {
         row = rows + (base + (slot - base + length) % capacity) * COLUMNS;
         reward += discount * row[REWARD];
         discount *= gamma * row[DISCOUNT];
     }
+    const int ahead = length;
+#endif
     rewards[n] = reward;
     discounts[n] = discount;
     const i64 frame = places[slot * 2], age = places[slot * 2 + 1], frames = stream * frame_capacity;
     stack(slots + (i64)n * STACK, frames, frame, age, frame_capacity);
-    stack(next_slots + (i64)n * STACK, frames, frame + length, age + length, frame_capacity);
+    stack(next_slots + (i64)n * STACK, frames, frame + ahead, age + ahead, frame_capacity);
 }
