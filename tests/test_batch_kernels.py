@@ -34,9 +34,11 @@ def fast_backend(device: str) -> FastBackend:
     return backend
 
 
-def filled_replay(device: str, spec: EnvSpec, n_step: int, *, capacity: int = 40, added: int = 90) -> Replay:
+def filled_replay(
+    device: str, spec: EnvSpec, n_step: int, *, capacity: int = 40, added: int = 90, early: bool = False
+) -> Replay:
     """Twice round its ring, in episodes of all lengths, some of which end at a time limit, some in a terminal state."""
-    replay = Replay(spec, capacity, n_step=n_step, discount=0.9, backend=Backend(device))
+    replay = Replay(spec, capacity, n_step=n_step, discount=0.9, early_bootstrap=early, backend=Backend(device))
     random = np.random.default_rng(n_step)
     left = 0
     for _ in range(added):
@@ -51,11 +53,12 @@ def filled_replay(device: str, spec: EnvSpec, n_step: int, *, capacity: int = 40
     return replay
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["", "early"])
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
 @pytest.mark.parametrize("n_step", [1, 3, 10])
-def test_transitions_are_the_replays(kernel_device: str, n_step: int, kind: str) -> None:
+def test_transitions_are_the_replays(kernel_device: str, n_step: int, kind: str, early: bool) -> None:
     spec = EnvSpec("toy/any", (1, 4, 4), 3, kind, 4 if kind == "discrete" else 6, 1, None)
-    replay = filled_replay(kernel_device, spec, n_step)
+    replay = filled_replay(kernel_device, spec, n_step, early=early)
     random = replay.draw(300, torch.Generator(kernel_device).manual_seed(1))
     choice = UniformSampler().choose(replay, random)
     assert len(choice.slots.unique()) == replay.sampleable  # every transition is compared
@@ -144,15 +147,18 @@ def test_stacked_views_are_made_in_one_launch(kernel_device: str, name: str) -> 
     assert recorded.names == ["drq::stacked_views"]
 
 
-def optimizers(device: str, shapes: list[tuple[int, ...]]) -> tuple[FusedAdam, FusedAdam]:
+def optimizers(
+    device: str, shapes: list[tuple[int, ...]], weight_decay: float = 0.0
+) -> tuple[FusedAdam, FusedAdam]:
     """Equal ones, the second of which uses the kernel."""
     torch.manual_seed(0)
     ours_on = torch.device(device)
     initial = [torch.randn(shape, device=device) for shape in shapes]
     initial = [v.to(memory_format=torch.channels_last) if v.dim() == 4 else v for v in initial]
     rates = 1e-2, (0.8, 0.95), 1.5e-4
-    plain = FusedAdam([nn.Parameter(value.clone()) for value in initial], *rates)
-    ours = FusedAdam([nn.Parameter(value.clone()) for value in initial], *rates, lambda: kernels.Adam(ours_on))
+    parameters, others = ([nn.Parameter(value.clone()) for value in initial] for _ in range(2))
+    plain = FusedAdam(parameters, *rates, weight_decay=weight_decay)
+    ours = FusedAdam(others, *rates, lambda: kernels.Adam(ours_on), weight_decay)
     return plain, ours
 
 
@@ -186,6 +192,28 @@ CLIPPING = pytest.mark.parametrize("max_norm", [None, 0.5], ids=["unclipped", "c
 def test_adam(kernel_device: str, max_norm: float | None) -> None:
     """Clipped far below the gradients' norm, near it, and far above it, which is not at all."""
     assert_same_steps(*optimizers(kernel_device, SHAPES), 4, max_norm=max_norm)
+
+
+@CLIPPING
+def test_adam_with_decay(kernel_device: str, max_norm: float | None) -> None:
+    plain, ours = optimizers(kernel_device, SHAPES, weight_decay=0.5)
+    _, without = optimizers(kernel_device, SHAPES)
+    assert_same_steps(plain, ours, 4, max_norm=max_norm)
+    for each in (ours, without):
+        for parameter in each.param_groups[0]["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    before = [parameter.detach().clone() for parameter in without.param_groups[0]["params"]]
+    without.step()
+    after = [parameter.detach().clone() for parameter in without.param_groups[0]["params"]]
+    _, decayed = optimizers(kernel_device, SHAPES, weight_decay=0.5)
+    for parameter in decayed.param_groups[0]["params"]:
+        parameter.grad = torch.ones_like(parameter)
+    decayed.step()
+    for parameter, began, ended in zip(decayed.param_groups[0]["params"], before, after, strict=True):
+        if parameter.ndim > 1:
+            torch.testing.assert_close(parameter.detach(), ended - 1e-2 * 0.5 * began, rtol=1e-5, atol=1e-6)
+        else:
+            assert torch.equal(parameter, ended)  # to the bit: a vector does not decay
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 300])

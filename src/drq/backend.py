@@ -9,7 +9,7 @@ engine's (`drq.engine.FastBackend`) gives the same numbers but for rounding.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -79,6 +79,11 @@ class Entry(NamedTuple):
     row: NDArray[np.float32] | None
 
 
+def decays(parameter: Tensor) -> bool:
+    """Whether weight decay, where there is one, is for this parameter."""
+    return parameter.ndim > 1
+
+
 class Backend:
     """Plain PyTorch on one device."""
 
@@ -135,9 +140,16 @@ class Backend:
         learning_rate: float,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
+        weight_decay: float = 0.0,
     ) -> Optimizer:
-        """Adam."""
-        return torch.optim.Adam(parameters, learning_rate, betas, eps)
+        """Adam; with `weight_decay` AdamW, which here decays matrices (and kernels) and leaves vectors alone."""
+        if not weight_decay:
+            return torch.optim.Adam(parameters, learning_rate, betas, eps)
+        kinds: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+        for parameter in parameters:
+            kinds[decays(parameter)].append(parameter)
+        groups: list[dict[str, Any]] = [{"params": kinds[True]}, {"params": kinds[False], "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, learning_rate, betas, eps, weight_decay)
 
     def descend(
         self, optimizer: Optimizer, loss: Tensor, parameters: Sequence[nn.Parameter], max_norm: float | None = None

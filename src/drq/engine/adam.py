@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from drq.backend import decays
+
 
 class Moments(NamedTuple):
     """Parameters that have gradients, with what Adam keeps of each: one list for every kind."""
@@ -28,6 +30,8 @@ class Rates(NamedTuple):
     learning_rate: float
     betas: tuple[float, float]
     eps: float
+    weight_decay: float
+    """Of matrices, apart from the gradient: they first shrink by the learning rate times this."""
     max_norm: float | None
     """To which the norm of all gradients together is clipped."""
 
@@ -39,24 +43,34 @@ may be changed or not."""
 
 def descend(moments: Moments, rates: Rates) -> Tensor | None:
     """As PyTorch does it."""
-    *tensors, steps = moments
     norm = None if rates.max_norm is None else nn.utils.clip_grad_norm_(moments.parameters, rates.max_norm)
-    torch._foreach_add_(steps, 1)
-    torch._fused_adam_(
-        *(*tensors, [], steps),
-        lr=rates.learning_rate,
-        beta1=rates.betas[0],
-        beta2=rates.betas[1],
-        eps=rates.eps,
-        weight_decay=0.0,
-        amsgrad=False,
-        maximize=False,
-    )
+    torch._foreach_add_(moments.steps, 1)
+    kinds: list[tuple[Moments, float]] = [(moments, 0.0)]
+    if rates.weight_decay:
+        kinds = [(_of_kind(moments, True), rates.weight_decay), (_of_kind(moments, False), 0.0)]
+    for (*tensors, steps), weight_decay in kinds:
+        fused = torch._fused_adamw_ if weight_decay else torch._fused_adam_
+        fused(
+            *(*tensors, [], steps),
+            lr=rates.learning_rate,
+            beta1=rates.betas[0],
+            beta2=rates.betas[1],
+            eps=rates.eps,
+            weight_decay=weight_decay,
+            amsgrad=False,
+            maximize=False,
+        )
     return norm
 
 
+def _of_kind(moments: Moments, decayed: bool) -> Moments:
+    rows = [row for row in zip(*moments, strict=True) if decays(row[0]) == decayed]
+    return Moments(*(list(column) for column in zip(*rows, strict=True))) if rows else Moments([], [], [], [], [])
+
+
 class FusedAdam(Optimizer):
-    """`torch.optim.Adam(fused=True)`, bit for bit where `descend` is what steps.
+    """`torch.optim.Adam(fused=True)`, bit for bit where `descend` is what steps; with a weight decay, `AdamW` whose
+    decay is for matrices alone.
 
     That one imports torch._dynamo when it is made and again when it steps, only to keep it out: 1 to 6 seconds of
     every start. The step count of each parameter lives beside it, so that a CUDA graph can hold the update. All
@@ -70,9 +84,10 @@ class FusedAdam(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         choose: Callable[[], Descend] = lambda: descend,
+        weight_decay: float = 0.0,
     ) -> None:
         """`choose` is asked at the first step which way to make it."""
-        super().__init__(parameters, {"lr": learning_rate, "betas": betas, "eps": eps})
+        super().__init__(parameters, {"lr": learning_rate, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self._choose = choose
         self._descend: Descend | None = None
 
@@ -101,7 +116,8 @@ class FusedAdam(Optimizer):
             [state["step"] for state in states],
         )
         self._descend = self._descend or self._choose()
-        return self._descend(moments, Rates(group["lr"], group["betas"], group["eps"], max_norm))
+        rates = Rates(group["lr"], group["betas"], group["eps"], group["weight_decay"], max_norm)
+        return self._descend(moments, rates)
 
     def _state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]

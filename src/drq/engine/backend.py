@@ -174,10 +174,16 @@ class FastBackend(Backend):
         learning_rate: float,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
+        weight_decay: float = 0.0,
     ) -> Optimizer:
         # Chosen when it first steps, after `prepare`; each has one of its own, as it keeps a counter.
         return FusedAdam(
-            list(parameters), learning_rate, betas, eps, lambda: kernels.Adam(self.device) if self.kernels else descend
+            list(parameters),
+            learning_rate,
+            betas,
+            eps,
+            lambda: kernels.Adam(self.device) if self.kernels else descend,
+            weight_decay,
         )
 
     def descend(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.optim import Optimizer
 
 from drq.agents.protocol import Agent, Metrics
 from drq.engine.backend import FastBackend
@@ -142,7 +143,7 @@ class Learner:
         """All tensors that go on from one update to the next, but for the replay's rings."""
         state = {f"agent.{name}": value for name, value in self.agent.modules.state_dict().items()}
         for name, optimizer in self.agent.optimizers.items():
-            for number, parameter in enumerate(optimizer.param_groups[0]["params"]):
+            for number, parameter in enumerate(_parameters(optimizer)):
                 for key, value in optimizer.state[parameter].items():
                     state[f"optimizer.{name}.{number}.{key}"] = value
         state |= {f"sampler.{name}": value for name, value in self.replay.sampler.state().items()}
@@ -154,7 +155,7 @@ class Learner:
         """Puts back what `state` gave."""
         self.agent.modules.load_state_dict(_beginning_with("agent.", state))
         for name, optimizer in self.agent.optimizers.items():
-            for number, parameter in enumerate(optimizer.param_groups[0]["params"]):
+            for number, parameter in enumerate(_parameters(optimizer)):
                 own = _beginning_with(f"optimizer.{name}.{number}.", state)
                 if own:
                     # The fused step walks through memory: a moment must lie there in the order of its parameter.
@@ -166,7 +167,8 @@ class Learner:
                     }
         kept = _beginning_with("sampler.", state)
         for name, value in self.replay.sampler.state().items():
-            value.copy_(kept[name])
+            # A run that was given more steps may have a larger replay, of which so far the beginning was used.
+            value[tuple(slice(size) for size in kept[name].shape)].copy_(kept[name])
         self.generator.set_state(state["generator.updates"])
         self.acting_generator.set_state(state["generator.acting"])
 
@@ -178,6 +180,10 @@ class Learner:
         if errors is not None and batch.slots is not None:
             self.replay.sampler.learnt(batch.slots, errors)
         return metrics
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _beginning_with(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -5,19 +5,23 @@ struct Rates {
     float keep_square;         // β2
     float step, root, eps;     // what the quotient is multiplied by, and the root of the squares' mean
     float clip;                // what the gradient is multiplied by
+    float keep;                // what the weight is multiplied by first, where weights decay
 };
 
 __device__ __forceinline__ void descend(float& weight, float gradient, float& mean, float& square, const Rates& r) {
     gradient = __fmul_rn(gradient, r.clip);  // rounded as if it had been clipped in memory
     mean += r.mean * (gradient - mean);
     square = r.keep_square * square + r.square * gradient * gradient;
+#if DECAY
+    weight = __fmul_rn(weight, r.keep);
+#endif
     weight -= r.step * mean / (sqrtf(square) * r.root + r.eps);
 }
 
 // Without a `coefficient` gradients are taken as they are.
 extern "C" __global__ void __launch_bounds__(THREADS)
 adam(const __grid_constant__ Parameters parameters, const float* coefficient, u32* counter, double rate, double beta1,
-     double beta2, double eps) {
+     double beta2, double eps, double decay) {
     const Parameter& p = own(parameters);
     // The means begin at zero; dividing by 1 - β^step makes up for it. In double, and once a block.
     const u32 shared = shared_base();
@@ -29,7 +33,7 @@ adam(const __grid_constant__ Parameters parameters, const float* coefficient, u3
     __syncthreads();
     const Rates rates = {(float)(1.0 - beta1), (float)(1.0 - beta2), (float)beta2,
                          load_shared_float(shared), load_shared_float(shared + 4), (float)eps,
-                         coefficient ? *coefficient : 1.0f};
+                         coefficient ? *coefficient : 1.0f, p.decays ? (float)(1.0 - rate * decay) : 1.0f};
 #pragma unroll
     for (int round = 0; round < ROUNDS; ++round) {
         const int at = first_of_four(p, round);

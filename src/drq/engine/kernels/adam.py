@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from drq.backend import decays
 from drq.engine.adam import Moments, Rates
 
 from . import runtime
@@ -24,7 +25,7 @@ class _Parameter(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("weight", "gradient", "mean", "square", "step")),
-        *((name, ctypes.c_int) for name in ("size", "first_block", "aligned")),
+        *((name, ctypes.c_int) for name in ("size", "first_block", "aligned", "decays")),
     )
 
 
@@ -32,14 +33,23 @@ class _Parameters(ctypes.Structure):
     _fields_ = (("of", _Parameter * MAX_PARAMETERS), ("count", ctypes.c_int))
 
 
-def _kernel(name: str, shared_bytes: int) -> runtime.Launchable:
-    defines: dict[str, int | str] = {"MAX_PARAMETERS": MAX_PARAMETERS, "THREADS": THREADS, "ROUNDS": ROUNDS}
+def _kernel(name: str, shared_bytes: int, **further: int) -> runtime.Launchable:
+    defines: dict[str, int | str] = {
+        "MAX_PARAMETERS": MAX_PARAMETERS,
+        "THREADS": THREADS,
+        "ROUNDS": ROUNDS,
+        **further,
+    }
     return runtime.kernel(name, ("primitives.cuh", "parameters.cuh", f"{name}.cu"), defines, THREADS, shared_bytes)
 
 
 def adam_kernels() -> tuple[runtime.Launchable, runtime.Launchable]:
     """The step, and the norm of the gradients; compiled, unless that is done."""
-    return _kernel("adam", 8), _kernel("gradient_norm", THREADS * 4)
+    return _step_kernel(decay=False), _kernel("gradient_norm", THREADS * 4)
+
+
+def _step_kernel(*, decay: bool) -> runtime.Launchable:
+    return _kernel("adam", 8, DECAY=int(decay))
 
 
 class Adam:
@@ -54,9 +64,11 @@ class Adam:
         rows = [_like_its_parameter(row) for row in zip(*moments, strict=True)]  # kept until they are launched
         tables = [_table(rows[begin : begin + MAX_PARAMETERS]) for begin in range(0, len(rows), MAX_PARAMETERS)]
         norm, coefficient = (None, None) if rates.max_norm is None else self._clip(tables, rates.max_norm)
-        doubles = [ctypes.c_double(value) for value in (rates.learning_rate, *rates.betas, rates.eps)]
+        numbers = rates.learning_rate, *rates.betas, rates.eps, rates.weight_decay
+        doubles = [ctypes.c_double(value) for value in numbers]
+        step = _step_kernel(decay=True) if rates.weight_decay else self._adam
         for table, blocks in tables:
-            self._adam.launch((blocks, 1), table, coefficient, self._finished_blocks, *doubles)
+            step.launch((blocks, 1), table, coefficient, self._finished_blocks, *doubles)
         return norm
 
     def _clip(self, tables: Sequence[tuple[_Parameters, int]], max_norm: float) -> tuple[Tensor, Tensor]:
@@ -81,6 +93,7 @@ def _table(rows: Sequence[tuple[Tensor, ...]]) -> tuple[_Parameters, int]:
         entry.weight, entry.gradient, entry.mean, entry.square, entry.step = pointers
         entry.size = row[0].numel()
         entry.first_block = blocks
+        entry.decays = decays(row[0])
         entry.aligned = not any(pointer % 16 for pointer in pointers[:4])
         blocks += -(-entry.size // ELEMENTS)
     return table, blocks

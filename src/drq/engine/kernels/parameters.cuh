@@ -12,6 +12,7 @@ struct Parameter {
     int size;
     int first_block;
     int aligned;     // whether four elements can be read at once
+    int decays;      // whether weight decay is for it
 };
 
 struct Parameters {
