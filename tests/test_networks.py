@@ -15,7 +15,7 @@ from drq.backend import Backend
 from drq.config import DQNConfig, EngineConfig, SACConfig
 from drq.engine import EngineSettings, FastBackend
 from drq.errors import UserError
-from drq.networks.encoders import ENCODERS, PixelEncoder, StateEncoder, make_encoder
+from drq.networks.encoders import ENCODERS, PixelEncoder, StateEncoder, make_encoder, xavier_init
 from drq.networks.heads import Actor, Policy, Trunk, TwinCritic
 
 PLAIN = Backend()
@@ -65,7 +65,7 @@ def test_parameter_counts_at_the_papers_size(name: str) -> None:
 
 def test_the_five_span_the_papers_range() -> None:
     """The paper: from 220k to 2.4M parameters."""
-    assert set(PARAMETERS) == set(ENCODERS)
+    assert {*PARAMETERS, "impala-same"} == set(ENCODERS)  # one more, which is not the paper's
     assert 220_000 < min(PARAMETERS.values()) < 250_000
     assert 2_400_000 < max(PARAMETERS.values()) < 2_450_000
 
@@ -76,7 +76,7 @@ def test_any_size_and_number_of_channels(name: str, shape: tuple[int, int, int])
     encoder = make_encoder(name, shape)
     features = encoder(random_images(shape))
     _, *sides = shape
-    if name == "impala":
+    if name.startswith("impala"):
         channels = 32
         sides = [math.ceil(side / 8) for side in sides]  # halved three times
     else:
@@ -118,11 +118,69 @@ def test_impala_block_by_block() -> None:
     torch.testing.assert_close(encoder(images).double(), pixel_by_pixel(x.relu()), rtol=1e-4, atol=1e-3)
 
 
+def same_pool(x: Tensor) -> Tensor:
+    """The greatest of every second 3 x 3, with as much padding as "same" takes, of which the end gets more."""
+    height, width = (math.ceil(side / 2) for side in x.shape[2:])
+    above, before = ((2 * (out - 1) + 3 - side) // 2 for out, side in zip((height, width), x.shape[2:], strict=True))
+    pooled = torch.empty(*x.shape[:2], height, width, dtype=x.dtype)
+    for row in range(height):
+        for column in range(width):
+            top, left = 2 * row - above, 2 * column - before
+            window = x[:, :, max(top, 0) : top + 3, max(left, 0) : left + 3]
+            pooled[:, :, row, column] = window.amax((2, 3))
+    return pooled
+
+
+@pytest.mark.parametrize("size", [(33, 40), (84, 84)], ids=str)
+def test_the_wide_impala_block_by_block(size: tuple[int, int]) -> None:
+    encoder = PixelEncoder("impala-same", (4, *size), PLAIN, width=2)
+    xavier_init(encoder)
+    weights = list(encoder.parameters())
+    assert [len(bias) for bias in weights[1::2]] == [32] * 5 + [64] * 10
+    images = random_images((4, *size), batch=1)
+    state = iter(parameter.double() for parameter in weights)
+
+    def convolve(x: Tensor) -> Tensor:
+        return F.conv2d(x, next(state), next(state), padding=1)
+
+    x = images.double() / 255
+    sides = []
+    for _ in range(3):
+        x = same_pool(convolve(x))
+        sides.append(tuple(x.shape[2:]))
+        for _ in range(2):
+            x = x + convolve(convolve(x.relu()).relu())
+    assert sides[-1] == ((5, 5) if size == (33, 40) else (11, 11))
+    torch.testing.assert_close(encoder(images).double(), pixel_by_pixel(x.relu()), rtol=1e-4, atol=1e-4)
+
+
+def test_the_two_impalas_differ_in_nothing_but_where_pools_pad() -> None:
+    torch.manual_seed(0)
+    one = PixelEncoder("impala", (3, 33, 33), PLAIN)
+    other = PixelEncoder("impala-same", (3, 33, 33), PLAIN)
+    other.load_state_dict(one.state_dict())
+    images = random_images((3, 33, 33))
+    assert torch.equal(one.layers[1](one.layers[0](images.float())), other.layers[1](other.layers[0](images.float())))
+    assert torch.equal(one(images), other(images))  # 33, 17, 9: odd sides are padded alike
+    even = random_images((3, 32, 32))
+    assert not torch.equal(one(even), other(even))
+
+
+def test_xavier_weights() -> None:
+    layer = nn.Conv2d(16, 32, 3)
+    xavier_init(layer, torch.Generator().manual_seed(0))
+    limit = math.sqrt(6 / (9 * 16 + 9 * 32))
+    assert 0.99 * limit < float(layer.weight.detach().abs().max()) <= limit
+    assert float(layer.weight.detach().std()) == pytest.approx(limit / math.sqrt(3), rel=0.05)
+    assert layer.bias is not None
+    assert not layer.bias.any()
+
+
 @pytest.mark.parametrize("name", ENCODERS)
 def test_initial_weights_are_orthogonal_with_a_gain_of_root_two(name: str) -> None:
     encoder = PixelEncoder(name, (9, 84, 84), PLAIN)
     convolutions = [part for part in encoder.modules() if isinstance(part, nn.Conv2d)]
-    assert len(convolutions) == (15 if name == "impala" else len(LAYERS[name]))
+    assert len(convolutions) == (15 if name.startswith("impala") else len(LAYERS[name]))
     for convolution in convolutions:
         assert_orthogonal(convolution.weight.flatten(1), gain=math.sqrt(2))
         assert convolution.bias is not None
@@ -153,7 +211,7 @@ def test_a_wrong_encoder(name: str, meant: str) -> None:
     with pytest.raises(UserError) as raised:
         make_encoder(name, (9, 84, 84))
     assert str(raised.value) == (
-        f"There is no encoder {name!r}.{meant} Choose from sac-ae, nature, dreamer, impala, d4pg."
+        f"There is no encoder {name!r}.{meant} Choose from sac-ae, nature, dreamer, impala, d4pg, impala-same."
     )
 
 

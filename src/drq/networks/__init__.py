@@ -8,6 +8,7 @@ from drq.networks.encoders import (
     check_encoder,
     make_encoder,
     orthogonal_init,
+    xavier_init,
 )
 from drq.networks.heads import Actor, Policy, TwinCritic, WideLinear
 
@@ -23,4 +24,5 @@ __all__ = [
     "check_encoder",
     "make_encoder",
     "orthogonal_init",
+    "xavier_init",
 ]

@@ -1,4 +1,4 @@
-"""The five image encoders of the paper's first figure, and one for state vectors.
+"""The five image encoders of the paper's first figure, one more, and one for state vectors.
 
 An encoder is the convolutional part alone: actor and critic each follow it with a trunk of their own. Sizes are
 worked out from the image, so any image size and number of channels that leaves at least one pixel will do.
@@ -6,12 +6,14 @@ worked out from the image, so any image size and number of channels that leaves 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
 
 from drq.backend import Backend
 from drq.errors import UserError, did_you_mean
@@ -23,6 +25,15 @@ def orthogonal_init(module: nn.Module) -> None:
         if isinstance(part, nn.Conv2d | nn.Linear):
             gain = math.sqrt(2) if isinstance(part, nn.Conv2d) else 1.0
             nn.init.orthogonal_(part.weight, gain)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+
+
+def xavier_init(module: nn.Module, generator: Generator | None = None) -> None:
+    """Xavier's uniform weights, zero biases."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d | nn.Linear):
+            nn.init.xavier_uniform_(part.weight, generator=generator)
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
 
@@ -54,53 +65,63 @@ class Convolution(nn.Conv2d):
         )
 
 
-def _convolutions(backend: Backend, channels: int, layers: list[tuple[int, int, int]]) -> nn.Sequential:
-    """Convolutions with ReLU from rows of (output channels, kernel, stride)."""
+def _convolutions(
+    backend: Backend, channels: int, width: int, layers: list[tuple[int, int, int]]
+) -> nn.Sequential:
+    """Convolutions with ReLU from rows of (output channels, kernel, stride), `width` times as many channels."""
     modules: OrderedDict[str, nn.Module] = OrderedDict()
     for index, (out, kernel, stride) in enumerate(layers):
         # Weights have the names that they would have if ReLUs were layers of their own.
-        modules[str(2 * index)] = Convolution(backend, channels, out, kernel, stride, relu=True)
-        channels = out
+        modules[str(2 * index)] = Convolution(backend, channels, out * width, kernel, stride, relu=True)
+        channels = out * width
     return nn.Sequential(modules)
 
 
 class _Residual(nn.Module):
-    def __init__(self, backend: Backend, channels: int) -> None:
+    def __init__(self, backend: Backend, channels: int, *, fused: bool) -> None:
+        """With `fused`, the ReLU in the middle is part of the convolution before it: it is rounded once, not twice."""
         super().__init__()
-        self.body = nn.Sequential(
-            nn.ReLU(),
-            # Its ReLU is the next layer: weights have the names that they always had.
-            Convolution(backend, channels, channels, 3, padding=1),
-            nn.ReLU(),
-            Convolution(backend, channels, channels, 3, padding=1),
-        )
+        first = Convolution(backend, channels, channels, 3, padding=1, relu=fused)
+        between = nn.Identity() if fused else nn.ReLU()
+        self.body = nn.Sequential(nn.ReLU(), first, between, Convolution(backend, channels, channels, 3, padding=1))
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.body(x)  # type: ignore[no-any-return]
 
 
-def _impala(backend: Backend, channels: int) -> nn.Sequential:
+class _SamePool(nn.Module):
+    """Max-pooling, 3 with stride 2, padded as TensorFlow and JAX do for "same": an even side at its end alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[2:]
+        # Windows that reach past the end count what is there.
+        return F.max_pool2d(x, 3, 2, padding=(height % 2, width % 2), ceil_mode=True)
+
+
+def _impala(backend: Backend, channels: int, width: int, *, same: bool = False) -> nn.Sequential:
     modules: list[nn.Module] = []
-    for out in (16, 32, 32):
+    for out in (16 * width, 32 * width, 32 * width):
         modules += [
             Convolution(backend, channels, out, 3, padding=1),
-            nn.MaxPool2d(3, stride=2, padding=1),
-            _Residual(backend, out),
-            _Residual(backend, out),
+            _SamePool() if same else nn.MaxPool2d(3, stride=2, padding=1),
+            _Residual(backend, out, fused=same),
+            _Residual(backend, out, fused=same),
         ]
         channels = out
     return nn.Sequential(*modules, nn.ReLU())
 
 
-ENCODERS: dict[str, Callable[[Backend, int], nn.Sequential]] = {
-    "sac-ae": lambda b, c: _convolutions(b, c, [(32, 3, 2), (32, 3, 1), (32, 3, 1), (32, 3, 1)]),
-    "nature": lambda b, c: _convolutions(b, c, [(32, 8, 4), (64, 4, 2), (64, 3, 1)]),
-    "dreamer": lambda b, c: _convolutions(b, c, [(32, 4, 2), (64, 4, 2), (128, 4, 2), (256, 4, 2)]),
+ENCODERS: dict[str, Callable[[Backend, int, int], nn.Sequential]] = {
+    "sac-ae": lambda b, c, w: _convolutions(b, c, w, [(32, 3, 2), (32, 3, 1), (32, 3, 1), (32, 3, 1)]),
+    "nature": lambda b, c, w: _convolutions(b, c, w, [(32, 8, 4), (64, 4, 2), (64, 3, 1)]),
+    "dreamer": lambda b, c, w: _convolutions(b, c, w, [(32, 4, 2), (64, 4, 2), (128, 4, 2), (256, 4, 2)]),
     "impala": _impala,
-    "d4pg": lambda b, c: _convolutions(b, c, [(32, 3, 2), (32, 3, 1)]),
+    "d4pg": lambda b, c, w: _convolutions(b, c, w, [(32, 3, 2), (32, 3, 1)]),
+    # As its authors and those after them have it: pools that pad as TensorFlow does.
+    "impala-same": functools.partial(_impala, same=True),
 }
-"""Name to a function from the backend and the number of input channels to the layers, of which the first is a
-`Convolution`."""
+"""Name to a function from the backend, the number of input channels and the width, which multiplies the others, to the
+layers, of which the first is a `Convolution`."""
 
 
 def check_encoder(name: str) -> None:
@@ -113,19 +134,19 @@ def check_encoder(name: str) -> None:
 class PixelEncoder(nn.Module):
     """Images with values 0 to 255, [B, C, H, W], to a flat feature vector."""
 
-    def __init__(self, name: str, observation_shape: tuple[int, ...], backend: Backend) -> None:
+    def __init__(self, name: str, observation_shape: tuple[int, ...], backend: Backend, width: int = 1) -> None:
         super().__init__()
         check_encoder(name)
-        channels, height, width = observation_shape
+        channels, *image_size = observation_shape
         self.name = name
-        self.layers = ENCODERS[name](backend, channels)
+        self.layers = ENCODERS[name](backend, channels, width)
         orthogonal_init(self.layers)
         try:
             with torch.no_grad():
                 shape = self.layers(torch.zeros(1, *observation_shape)).shape
         except RuntimeError as error:
             raise UserError(
-                f"The encoder {name!r} cannot work on images of {height}x{width}: "
+                f"The encoder {name!r} cannot work on images of {'x'.join(map(str, image_size))}: "
                 "choose larger images (--env.image-size) or another encoder (--agent.encoder)."
             ) from error
         self.output_size = math.prod(shape[1:])
@@ -154,7 +175,7 @@ class StateEncoder(nn.Module):
 
 
 def make_encoder(
-    name: str, shape: tuple[int, ...], backend: Backend | None = None
+    name: str, shape: tuple[int, ...], backend: Backend | None = None, width: int = 1
 ) -> PixelEncoder | StateEncoder:
     """The encoder for observations of this shape: the named one for images, none for state vectors."""
-    return PixelEncoder(name, shape, backend or Backend()) if len(shape) == 3 else StateEncoder(shape[0])
+    return PixelEncoder(name, shape, backend or Backend(), width) if len(shape) == 3 else StateEncoder(shape[0])
