@@ -19,13 +19,13 @@ import tyro
 from torch import Tensor
 from tyro.conf import Positional
 
-from drq.agents import make_agent
+from drq.agents import make_agent, make_replay
 from drq.agents.sac import SAC
 from drq.config import EngineConfig, TrainConfig
 from drq.engine import EngineSettings, FastBackend, Learner
 from drq.envs.protocol import EnvSpec
 from drq.errors import UserError
-from drq.replay import Batch, Replay
+from drq.replay import Batch
 from drq.training.checkpoint import Checkpoints
 from drq.training.folder import RunFolder
 
@@ -36,7 +36,7 @@ def learner_of(config: TrainConfig, spec: EnvSpec, engine: EngineConfig, device:
     backend = FastBackend(EngineSettings.resolve(engine, device, config.agent, updates=0))
     agent = make_agent(spec, config.agent, backend, seed=0)
     capacity = config.replay.capacity or config.steps
-    replay = Replay(spec, capacity, n_step=config.agent.n_step, discount=config.agent.discount, backend=backend)
+    replay = make_replay(spec, config.agent, backend, capacity)
     return Learner(agent, replay, backend, seed=0)
 
 

@@ -61,7 +61,7 @@ def test_clipping_bit_for_bit(device: str, max_norm: float) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_matrices_decay_and_vectors_do_not(device: str) -> None:
-    """PyTorch's AdamW on the one kind, its Adam on the other, bit for bit; and the plain backend's, by the equations."""
+    """PyTorch's AdamW on the one kind, its Adam on the other, bit for bit; the plain backend's by the equations."""
     torch.manual_seed(0)
     initial = [torch.randn(3, 4, 5, 5).to(memory_format=torch.channels_last), torch.randn(7), torch.randn(6, 2)]
     ours, theirs, plain = ([nn.Parameter(value.to(device, copy=True)) for value in initial] for _ in range(3))

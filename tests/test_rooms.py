@@ -19,7 +19,7 @@ ORDER = (
     # what every room may use
     *("errors", "cores", "child", "config"),
     # the way of an observation
-    *("envs", "augment", "backend", "replay", "regularize", "networks", "agents", "engine"),
+    *("envs", "augment", "backend", "replay", "priorities", "regularize", "networks", "agents", "engine"),
     # runs, and what the package offers to Python
     *("settings", "presets", "training", "__init__"),
     # what to run, where, what came out, how fast

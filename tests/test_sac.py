@@ -420,7 +420,9 @@ def test_discrete_actions_are_refused_with_the_remedy() -> None:
     spec = replace(PIXELS, task="toy/catch", action_kind="discrete")
     with pytest.raises(UserError) as raised:
         make_agent(spec, SACConfig(), Backend(), 0)
-    assert str(raised.value) == "toy/catch has discrete actions and SAC needs continuous ones: use --agent dqn."
+    assert str(raised.value) == (
+        "toy/catch has discrete actions and SAC needs continuous ones: use --agent dqn or rainbow."
+    )
 
 
 def test_defaults_are_the_papers_tables() -> None:

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from drq.agents.sac import SAC
     from drq.augment import parse as augmentation
     from drq.backend import Backend, Views
-    from drq.config import DQNConfig, EngineConfig, EnvConfig, EvalConfig, ReplayConfig, SACConfig, TrainConfig
+    from drq.config import (
+        DQNConfig,
+        EngineConfig,
+        EnvConfig,
+        EvalConfig,
+        RainbowConfig,
+        ReplayConfig,
+        SACConfig,
+        TrainConfig,
+    )
     from drq.errors import UserError
     from drq.presets import preset
     from drq.training.components import describe
@@ -31,7 +40,8 @@ _HOMES = {
     "drq.backend": ("Backend", "Views"),
     "drq.augment": ("augmentation",),
     "drq.config": (
-        "DQNConfig", "EngineConfig", "EnvConfig", "EvalConfig", "ReplayConfig", "SACConfig", "TrainConfig",
+        *("DQNConfig", "EngineConfig", "EnvConfig", "EvalConfig"),
+        *("RainbowConfig", "ReplayConfig", "SACConfig", "TrainConfig"),
     ),
     "drq.errors": ("UserError",),
     "drq.presets": ("preset",),
@@ -53,6 +63,7 @@ __all__ = [
     "EngineConfig",
     "EnvConfig",
     "EvalConfig",
+    "RainbowConfig",
     "ReplayConfig",
     "SACConfig",
     "TrainConfig",

@@ -32,6 +32,7 @@ USAGE = """usage: drq COMMAND ...
 def train_command(args: list[str]) -> None:
     """Trains an agent, or resumes it: the same command again goes on where the folder's checkpoint is."""
     from drq import presets
+    from drq.agents import AGENTS
     from drq.config import TrainConfig
     from drq.envs import check_task
     from drq.training.loop import train
@@ -47,7 +48,7 @@ def train_command(args: list[str]) -> None:
     default = presets.preset(preset_name or presets.default_preset(task), task, agent)
     config = tyro.cli(
         TrainConfig,
-        prog="drq train TASK [--preset NAME] [--agent sac|dqn]",
+        prog=f"drq train TASK [--preset NAME] [--agent {'|'.join(AGENTS)}]",
         description=f"{train_command.__doc__}\n\nPresets: {', '.join(presets.PRESETS)}. "
         f"The defaults below are those of {default.preset!r} for {task}.",
         default=default,

@@ -167,6 +167,91 @@ class DQNConfig(AgentConfig):
 
 
 @dataclass(frozen=True)
+class RainbowConfig(AgentConfig):
+    """Rainbow for 100,000 steps, regularised by DrQ: distributional, dueling, double, with priorities, annealed
+    returns, a wide residual encoder and resets (docs/atari.md). Each part can be switched off by itself."""
+
+    augmentation: str = "shift+intensity"
+    """Image transformation f: shift, cutout, hflip, vflip, rotate, intensity, none, or several joined by `+`."""
+    k: int = 1
+    """Views of the next observation whose projected distributions are averaged in the target (K)."""
+    m: int = 1
+    """Views of the observation averaged in the loss (M)."""
+    batch_size: int = 32
+    """Transitions in a mini-batch."""
+    discount: float = 0.97
+    """Discount factor gamma at the start and after a reset: a near horizon is learnt first."""
+    discount_final: float = 0.997
+    """Gamma once it is annealed. The same as the other: no annealing."""
+    n_step: int = 10
+    """Length of the returns at the start and after a reset: long ones spread rewards soon."""
+    n_step_final: int = 3
+    """Their length once it is annealed: short ones are less biased by old actions. The same as the other: no
+    annealing."""
+    anneal_updates: int = 10_000
+    """Updates over which both are annealed exponentially, anew after each reset. 0: the final values at once."""
+    early_bootstrap: bool = False
+    """The published code's slip: bootstrap from the state one step before the end of the return, blind to a terminal
+    state there."""
+    atoms: int = 51
+    """Of the distribution over returns (C51). 1: plain values with a Huber loss."""
+    value_limit: float = 10.0
+    """The atoms lie between minus this and this."""
+    double: bool = True
+    """The online network chooses the next action, the target network rates it."""
+    dueling: bool = True
+    """Separate value and advantage, on the same hidden units."""
+    hidden_dim: int = 2048
+    """Hidden units of the head."""
+    encoder: str = "impala-same"
+    """Convolutions: impala-same, or sac-ae, nature, dreamer, impala or d4pg."""
+    encoder_width: int = 4
+    """The encoder's channels, times this."""
+    rescale_features: bool = True
+    """Bring the features of every image to [0, 1]: resets and decay change their scale."""
+    learning_rate: float = 1e-4
+    """Adam's learning rate."""
+    adam_beta1: float = 0.9
+    """Adam's beta 1."""
+    adam_beta2: float = 0.999
+    """Adam's beta 2."""
+    adam_eps: float = 1.5e-4
+    """Adam's epsilon."""
+    weight_decay: float = 0.1
+    """Decay of matrices, not of biases, apart from the gradient (AdamW). 0: none."""
+    tau: float = 0.005
+    """Rate of the target network's moving average, after every update. 1: a copy."""
+    target_acts: bool = True
+    """The target network acts, in training and evaluation: it is steadier. Otherwise the online one does."""
+    prioritised: bool = True
+    """Replay transitions in proportion to their priorities. Otherwise all alike."""
+    priority_exponent: float = 0.5
+    """A priority is the cross-entropy to this power."""
+    priority_correction: float = 0.5
+    """Transitions count in the loss as 1 over their probability to this power."""
+    reset_every: int = 20_000
+    """Agent steps between resets: the head anew, the encoder in part; the replay stays. 0: none."""
+    last_reset: int = 60_000
+    """No reset after this agent step: what is left is for learning."""
+    reset_keep: float = 0.5
+    """Share of the encoder's weights that a reset keeps; the rest is fresh (shrink and perturb)."""
+    epsilon_final: float = 0.0
+    """Exploration epsilon after its decay."""
+    epsilon_decay_steps: int = 2001
+    """Agent steps over which epsilon falls from 1, once learning has begun."""
+    epsilon_eval: float = 0.001
+    """Epsilon of evaluation episodes."""
+    seed_steps: int = 2000
+    """Agent steps before the first update."""
+    updates_per_step: float = 2
+    """Updates after every agent step."""
+    pad: int = 4
+    """Random shift: largest offset in pixels."""
+    intensity_scale: float = 0.05
+    """Intensity: standard deviation of the factor."""
+
+
+@dataclass(frozen=True)
 class ReplayConfig:
     """The replay memory. It lives beside the agent: on the GPU when that learns there, on the CPU otherwise."""
 
@@ -252,20 +337,30 @@ def check(config: TrainConfig) -> None:
         **{f"agent.{name.replace('_', '-')}": (getattr(agent, name), 1) for name in _COUNTS if hasattr(agent, name)},
         # An update needs one transition to learn from, whose return of n steps is complete.
         "agent.seed-steps": (agent.seed_steps, max(agent.n_step, 1)),
-        "agent.pad": (getattr(agent, "pad", 0), 0),
+        **{f"agent.{name.replace('_', '-')}": (getattr(agent, name, 0), 0) for name in _NOT_NEGATIVE},
     }
     for flag, (value, least) in at_least.items():
         if value is not None and value < least:
             raise UserError(f"--{flag} is {value}: set it to {least} or more.")
-    for name in ("learning_rate", "init_temperature", "max_grad_norm", "updates_per_step"):
+    for name in ("learning_rate", "init_temperature", "max_grad_norm", "updates_per_step", "value_limit"):
         if getattr(agent, name, 1.0) <= 0:
             raise UserError(f"--agent.{name.replace('_', '-')} is {getattr(agent, name)}: set it above 0.")
-    for name in ("discount", "tau", "epsilon_final", "epsilon_eval"):
+    for name in ("discount", "discount_final", "tau", "epsilon_final", "epsilon_eval", "reset_keep"):
         if not 0 <= getattr(agent, name, 0.0) <= 1:
             raise UserError(f"--agent.{name.replace('_', '-')} is {getattr(agent, name)}: set it between 0 and 1.")
 
 
+    if getattr(agent, "n_step_final", 1) > agent.n_step:
+        raise UserError(
+            f"--agent.n-step-final is more than --agent.n-step, {agent.n_step}: returns may only become shorter."
+        )
+
+
 _COUNTS = (
-    *("k", "m", "batch_size", "n_step", "target_every", "actor_every"),
-    *("feature_dim", "hidden_dim", "epsilon_decay_steps"),
+    *("k", "m", "batch_size", "n_step", "n_step_final", "target_every", "actor_every"),
+    *("feature_dim", "hidden_dim", "epsilon_decay_steps", "atoms", "encoder_width"),
+)
+_NOT_NEGATIVE = (
+    *("pad", "anneal_updates", "reset_every", "last_reset", "weight_decay"),
+    *("priority_exponent", "priority_correction"),
 )

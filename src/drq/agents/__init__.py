@@ -12,10 +12,12 @@ import torch
 from drq.agents.protocol import Agent, Metrics, Returns, UpdateResult
 from drq.augment import parse
 from drq.backend import Backend
-from drq.config import AgentConfig, DQNConfig, SACConfig
+from drq.config import AgentConfig, DQNConfig, RainbowConfig, SACConfig
 from drq.envs.protocol import EnvSpec
 from drq.errors import UserError
 from drq.networks import check_encoder
+from drq.priorities import PrioritisedSampler
+from drq.replay import Replay
 
 __all__ = [
     "AGENTS",
@@ -28,6 +30,7 @@ __all__ = [
     "agent_name",
     "check_agent",
     "make_agent",
+    "make_replay",
 ]
 
 
@@ -44,6 +47,7 @@ class AgentKind(NamedTuple):
 AGENTS: dict[str, AgentKind] = {
     "sac": AgentKind(SACConfig, "drq.agents.sac:SAC", "continuous"),
     "dqn": AgentKind(DQNConfig, "drq.agents.dqn:DQN", "discrete"),
+    "rainbow": AgentKind(RainbowConfig, "drq.agents.rainbow:Rainbow", "discrete"),
 }
 """By the name that `--agent` and config.json give it."""
 
@@ -88,6 +92,24 @@ def make_agent(spec: EnvSpec, config: AgentConfig, backend: Backend, seed: int) 
         torch.manual_seed(seed)
         agent: Agent = make(spec, config, backend)
         return agent
+
+
+def make_replay(spec: EnvSpec, config: AgentConfig, backend: Backend, capacity: int) -> Replay:
+    """An empty replay of so many transitions, with what an agent's settings ask of one."""
+    sampler = None
+    if isinstance(config, RainbowConfig) and config.prioritised:
+        sampler = PrioritisedSampler(
+            capacity, backend, exponent=config.priority_exponent, correction=config.priority_correction
+        )
+    return Replay(
+        spec,
+        capacity,
+        n_step=config.n_step,
+        discount=config.discount,
+        early_bootstrap=isinstance(config, RainbowConfig) and config.early_bootstrap,
+        sampler=sampler,
+        backend=backend,
+    )
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from drq import regularize
+from drq.agents.exploration import EpsilonGreedy
 from drq.agents.protocol import Metrics, Returns, UpdateResult
 from drq.augment import Augmentation, parse
 from drq.backend import Backend, Views
@@ -72,7 +73,8 @@ class DQN:
         self.batch_size = config.batch_size
         self.backend = backend = backend or Backend()
         self.image_size = (spec.frame_shape[1], spec.frame_shape[2]) if spec.pixels else (0, 0)
-        self.actions = spec.action_size
+        self.epsilon = EpsilonGreedy(config, spec.action_size)
+        self.exploration, self.evaluation = self.epsilon.exploration, self.epsilon.evaluation
         self.f = backend.augmentation(
             augmentation
             or parse(
@@ -97,32 +99,9 @@ class DQN:
         if self.copies_target:
             self.modules["target"] = self.target
 
-    def epsilon(self, agent_step: int) -> float:
-        """Share of random actions: 1 until learning begins, then linearly down to its final value."""
-        c = self.config
-        learning = agent_step - c.seed_steps
-        if learning < 0:
-            return 1.0
-        left = 1.0 - learning / c.epsilon_decay_steps if learning < c.epsilon_decay_steps else 0.0
-        return c.epsilon_final + (1.0 - c.epsilon_final) * left
-
-    def exploration(self, count: int, agent_step: int, generator: Generator) -> Tensor:
-        return self._epsilon_greedy(count, self.epsilon(agent_step), generator)
-
-    def evaluation(self, count: int, generator: Generator) -> Tensor:
-        return self._epsilon_greedy(count, self.config.epsilon_eval, generator)
-
-    def _epsilon_greedy(self, count: int, epsilon: float, generator: Generator) -> Tensor:
-        """Columns: a uniform number that decides below ε for a random action, another that chooses it, and ε."""
-        noise = torch.rand(count, 3, generator=generator, device=generator.device)
-        noise[:, 2] = epsilon
-        return noise
-
     @torch.no_grad()
     def act(self, obs: Tensor, noise: Tensor) -> Tensor:
-        decides, chooses, epsilon = noise.unbind(1)
-        random_action = (chooses * self.actions).long().clamp(max=self.actions - 1)
-        return torch.where(decides < epsilon, random_action, self._values(self.online, obs).argmax(1))
+        return self.epsilon.choose(self._values(self.online, obs), noise)
 
     def draw(self, generator: Generator) -> Transformations:
         c = self.config

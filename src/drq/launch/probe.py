@@ -8,10 +8,9 @@ import time
 
 import torch
 
-from drq.agents import make_agent
+from drq.agents import make_agent, make_replay
 from drq.config import TrainConfig
 from drq.engine import EngineSettings, FastBackend, Learner, choose_device
-from drq.replay import Replay
 from drq.training.components import make_env
 from drq.training.seeds import random_action
 
@@ -32,7 +31,7 @@ def seconds_per_agent_step(config: TrainConfig) -> float:
     env = make_env(config)
     try:
         agent = make_agent(env.spec, agent_config, backend, seed=0)
-        replay = Replay(env.spec, 2 * ENV_STEPS, n_step=config.agent.n_step, backend=backend)
+        replay = make_replay(env.spec, config.agent, backend, 2 * ENV_STEPS)
         replay.begin(env.reset(0))
         started = time.perf_counter()
         for agent_step in range(ENV_STEPS):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from drq import envs
-from drq.agents import Agent, make_agent
+from drq.agents import Agent, make_agent, make_replay
 from drq.config import TrainConfig
 from drq.engine import EngineSettings, FastBackend, Learner, choose_device, lay_out
 from drq.envs import Environment, EnvironmentGroup, EnvSpec
@@ -40,9 +40,7 @@ def make_learner(
     backend = own if isinstance(own, FastBackend) else FastBackend(engine)
     agent = agent or make_agent(spec, config.agent, backend, seed_for(config.seed, Purpose.WEIGHTS))
     try:
-        replay = Replay(
-            spec, capacity, n_step=config.agent.n_step, discount=config.agent.discount, backend=backend
-        )
+        replay = make_replay(spec, config.agent, backend, capacity)
     except (RuntimeError, MemoryError) as error:
         needed = Replay.bytes_needed(spec, capacity)
         raise UserError(

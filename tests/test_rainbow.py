@@ -1,0 +1,561 @@
+"""Rainbow against an independent transcription of its equations, its schedules and resets, and on tasks that it must
+learn or resume exactly."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from drq.agents import make_agent, make_replay
+from drq.agents.rainbow import Rainbow, project, rescale
+from drq.agents.schedules import Resets
+from drq.backend import Backend
+from drq.config import EngineConfig, EnvConfig, EvalConfig, RainbowConfig, ReplayConfig, TrainConfig, check
+from drq.engine import EngineSettings, FastBackend, Learner
+from drq.envs.protocol import EnvSpec
+from drq.errors import UserError
+from drq.presets import preset
+from drq.priorities import PrioritisedSampler
+from drq.replay import Batch, Choice, Replay
+from drq.training.loop import train
+from runs import rows, state
+
+SIZE, ACTIONS, N = 20, 4, 3
+SPEC = EnvSpec("atari/tiny", (1, SIZE, SIZE), 2, "discrete", ACTIONS, 4, None)
+SMALL: dict[str, Any] = {"batch_size": N, "hidden_dim": 12, "encoder_width": 1, "atoms": 7, "value_limit": 3.0}
+
+
+def make(seed: int = 0, backend: Backend | None = None, **settings: Any) -> Rainbow:
+    agent = make_agent(SPEC, RainbowConfig(**SMALL | settings), backend or Backend(), seed)
+    assert isinstance(agent, Rainbow)
+    return agent
+
+
+def random_batch(seed: int) -> Batch:
+    g = torch.Generator().manual_seed(seed)
+
+    def images() -> Tensor:
+        return torch.randint(0, 256, (N, 2, SIZE, SIZE), generator=g, dtype=torch.uint8)
+
+    discount = torch.tensor([0.97**10, 0.0, 0.997**3])
+    return Batch(
+        images(), torch.randint(ACTIONS, (N,), generator=g), 2 * torch.randn(N, generator=g), discount, images()
+    )
+
+
+# The projection.
+
+
+def slowly_projected(reward: float, discount: float, probabilities: list[float], atoms: list[float]) -> list[float]:
+    """One atom after the other, to the two nearest."""
+    out = [0.0] * len(atoms)
+    gap = atoms[1] - atoms[0]
+    for atom, probability in zip(atoms, probabilities, strict=True):
+        moved = min(max(reward + discount * atom, atoms[0]), atoms[-1])
+        at = (moved - atoms[0]) / gap
+        below = min(math.floor(at), len(atoms) - 2)
+        out[below] += probability * (1 - (at - below))
+        out[below + 1] += probability * (at - below)
+    return out
+
+
+def test_the_projection_against_a_loop() -> None:
+    g = torch.Generator().manual_seed(0)
+    atoms = torch.linspace(-10, 10, 51)
+    reward = torch.cat([torch.randn(40, generator=g) * 4, torch.tensor([0.0, 0.2, 0.4, 50.0, -50.0, 10.0])])
+    discount = torch.cat([torch.rand(40, generator=g), torch.tensor([1.0, 1.0, 0.0, 0.97, 0.97, 0.0])])
+    probabilities = torch.randn(46, 51, generator=g).softmax(1)
+    found = project(reward, discount, probabilities, atoms)
+    for row in range(46):
+        numbers = float(reward[row]), float(discount[row]), probabilities[row].tolist(), atoms.tolist()
+        assert found[row].tolist() == pytest.approx(slowly_projected(*numbers), abs=5e-5)
+    torch.testing.assert_close(found.sum(1), torch.ones(46))
+    # Where nothing is cut off at the ends, the mean moves as a number would.
+    inside = (reward.abs() + 10 * discount) < 10
+    assert inside.any()
+    means = reward + discount * (probabilities @ atoms)
+    torch.testing.assert_close((found @ atoms)[inside], means[inside], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found[40], probabilities[40], rtol=1e-4, atol=1e-5)  # nothing earned, nothing discounted
+
+
+def test_features_are_rescaled_image_by_image() -> None:
+    features = torch.tensor([[1.0, 3.0, 2.0], [0.0, 0.0, 0.0], [4.0, 4.0, 5.0]])
+    expected = [[0.0, 2 / 2.00001, 1 / 2.00001], [0.0] * 3, [0.0, 0.0, 1 / 1.00001]]
+    torch.testing.assert_close(rescale(features), torch.tensor(expected))
+    assert rescale(features.bfloat16()).dtype == torch.float32
+
+
+# An independent transcription: one image at a time, one view at a time, in float64, Adam and the average by hand.
+
+
+def oracle_augment(image: Tensor, nu: Tensor) -> Tensor:
+    dy, dx, r = (float(number) for number in nu)
+    padded = F.pad(image[None].double() / 255, (4, 4, 4, 4), mode="replicate")[0]
+    top, left = 4 + int(dy), 4 + int(dx)
+    return padded[:, top : top + SIZE, left : left + SIZE] * (1 + 0.05 * r)
+
+
+class Oracle:
+    """Weights and optimiser state as plain lists."""
+
+    def __init__(self, agent: Rainbow) -> None:
+        self.c = agent.config
+        self.online = {name: p.detach().double().clone() for name, p in agent.online.state_dict().items()}
+        self.target = {name: p.detach().double().clone() for name, p in agent.target.state_dict().items()}
+        self.first = {name: torch.zeros_like(p) for name, p in self.online.items()}
+        self.second = {name: torch.zeros_like(p) for name, p in self.online.items()}
+        self.updates = 0
+        gap = 2 * self.c.value_limit / max(self.c.atoms - 1, 1)
+        self.atoms = [-self.c.value_limit + gap * atom for atom in range(self.c.atoms)]
+
+    def logits(self, w: dict[str, Tensor], image: Tensor) -> Tensor:
+        """[actions, atoms]."""
+        weights = iter(value for name, value in w.items() if name.startswith("encoder"))
+
+        def convolve(x: Tensor) -> Tensor:
+            return F.conv2d(x, next(weights), next(weights), padding=1)
+
+        x = image[None]
+        for _ in range(3):
+            x = convolve(x)
+            # 20 and 10 are padded below and to the right alone, 5 on all sides.
+            x = F.pad(x, (1, 1, 1, 1) if x.shape[2] % 2 else (0, 1, 0, 1), value=-math.inf)
+            x = F.max_pool2d(x, 3, 2)
+            for _ in range(2):
+                x = x + convolve(convolve(x.clamp(min=0)).clamp(min=0))
+        features = x.clamp(min=0)[0].permute(1, 2, 0).flatten()
+        if self.c.rescale_features:
+            features = (features - features.min()) / (features.max() - features.min() + 1e-5)
+        hidden = (w["head.hidden.weight"] @ features + w["head.hidden.bias"]).clamp(min=0)
+        advantage = (w["head.advantage.weight"] @ hidden + w["head.advantage.bias"]).view(ACTIONS, self.c.atoms)
+        if not self.c.dueling:
+            return advantage
+        value = w["head.value.weight"] @ hidden + w["head.value.bias"]
+        return value + advantage - advantage.sum(0) / ACTIONS
+
+    def values(self, logits: Tensor) -> list[float]:
+        if self.c.atoms == 1:
+            return [float(row[0]) for row in logits]
+        return [
+            sum(float(p) * atom for p, atom in zip(row.softmax(0), self.atoms, strict=True)) for row in logits
+        ]
+
+    def target_of(self, batch: Batch, i: int, nu_next: Tensor) -> Tensor:
+        assert isinstance(batch.next_obs, Tensor)
+        c = self.c
+        total = torch.zeros(c.atoms, dtype=torch.float64)
+        for k in range(c.k):
+            view = oracle_augment(batch.next_obs[i], nu_next[k * N + i])
+            rated = self.logits(self.target, view)
+            values = self.values(self.logits(self.online, view) if c.double else rated)
+            best = rated[values.index(max(values))]
+            reward, discount = float(batch.reward[i]), float(batch.discount[i])
+            if c.atoms == 1:
+                total += reward + discount * best
+            else:
+                total += torch.tensor(slowly_projected(reward, discount, best.softmax(0).tolist(), self.atoms))
+        return total / c.k
+
+    def update(self, batch: Batch, nu: Tensor, nu_next: Tensor) -> tuple[float, list[float]]:
+        """The loss, and each transition's error."""
+        c = self.c
+        assert isinstance(batch.obs, Tensor)
+        ys = [self.target_of(batch, i, nu_next).detach() for i in range(N)]
+        w = {name: p.requires_grad_(True) for name, p in self.online.items()}
+        loss, errors = torch.zeros((), dtype=torch.float64), [0.0] * N
+        for i in range(N):
+            for m in range(c.m):
+                row = self.logits(w, oracle_augment(batch.obs[i], nu[m * N + i]))[int(batch.action[i])]
+                if c.atoms == 1:
+                    distance = (row - ys[i]).abs().sum()
+                    error = 0.5 * distance**2 if float(distance.detach()) < 1 else distance - 0.5
+                else:
+                    error = -(ys[i] * (row - row.logsumexp(0))).sum()
+                errors[i] += float(error.detach()) / c.m
+                loss = loss + error * (1.0 if batch.weights is None else float(batch.weights[i])) / (N * c.m)
+        gradients = dict(zip(w, torch.autograd.grad(loss, list(w.values())), strict=True))
+        self.updates += 1
+        for name, g in gradients.items():
+            self.first[name] = c.adam_beta1 * self.first[name] + (1 - c.adam_beta1) * g
+            self.second[name] = c.adam_beta2 * self.second[name] + (1 - c.adam_beta2) * g**2
+            mean = self.first[name] / (1 - c.adam_beta1**self.updates)
+            spread = (self.second[name] / (1 - c.adam_beta2**self.updates)).sqrt()
+            old = w[name].detach()
+            decay = c.weight_decay if old.ndim > 1 else 0.0
+            self.online[name] = old - c.learning_rate * (mean / (spread + c.adam_eps) + decay * old)
+            self.target[name] = (1 - c.tau) * self.target[name] + c.tau * self.online[name]
+        return float(loss.detach()), errors
+
+
+CASES: list[dict[str, Any]] = [
+    {},
+    {"k": 2, "m": 3},
+    {"double": False, "tau": 1.0},
+    {"dueling": False, "weight_decay": 0.0, "rescale_features": False},
+    {"atoms": 1, "k": 2, "m": 2},
+]
+
+
+@pytest.mark.parametrize("settings", CASES, ids=str)
+def test_updates_follow_the_equations(settings: dict[str, Any]) -> None:
+    agent = make(learning_rate=1e-3, **settings)
+    with torch.no_grad():  # biases and a target network that disagree, as they would later in training
+        agent.target.load_state_dict(make(seed=1, **settings).online.state_dict())
+        for parameter in agent.modules.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)))
+    oracle = Oracle(agent)
+    g = torch.Generator().manual_seed(5)
+    for update in range(2):
+        batch, draws = random_batch(update)._replace(weights=torch.rand(N, generator=g)), agent.draw(g)
+        metrics, errors = agent.update(batch, draws, agent.phase(update))
+        loss, expected = oracle.update(batch, draws.nu, draws.nu_next)
+        assert errors is not None
+        assert errors.tolist() == pytest.approx(expected, rel=1e-4)
+        assert float(metrics["loss"]) == pytest.approx(loss, rel=1e-4)
+        for network, weights in ((agent.online, oracle.online), (agent.target, oracle.target)):
+            for name, weight in network.state_dict().items():
+                torch.testing.assert_close(weight.double(), weights[name].detach(), rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_k_and_m_are_averages_over_views() -> None:
+    """Of K targets and M losses, each by itself; the error that priorities are made of is that of the mean."""
+    k, m = 3, 2
+    agent, single = make(k=k, m=m), make()
+    batch, draws = random_batch(0), agent.draw(torch.Generator().manual_seed(0))
+    nu, nu_next = draws.nu.chunk(m), draws.nu_next.chunk(k)
+    targets = [single.targets(batch, draws._replace(nu_next=each)) for each in nu_next]
+    y = agent.targets(batch, draws)
+    torch.testing.assert_close(y, sum(targets[1:], targets[0]) / k)
+    assert float((targets[0] - targets[1]).abs().max()) > 1e-4
+    errors = [single.errors(single.predictions(batch, draws._replace(nu=each)), y) for each in nu]
+    loss, per_transition, _ = agent.loss(batch, draws)
+    torch.testing.assert_close(per_transition, sum(errors[1:], errors[0]).detach() / m)
+    torch.testing.assert_close(loss, sum(error.mean() for error in errors) / m)
+
+
+# Schedules.
+
+
+def test_returns_are_annealed_as_published_and_anew_after_a_reset() -> None:
+    agent = make()
+    for reset in (0, 36_000, 76_000, 116_000):
+        for after, n_step, discount in ((0, 10, 0.970), (2_500, 7, 0.983), (5_000, 5, 0.9905), (10_000, 3, 0.997)):
+            found = agent.returns(reset + after)
+            assert found.n_step == n_step
+            assert found.discount == pytest.approx(discount, abs=2e-4)
+        assert agent.returns(reset + 30_000) == pytest.approx((3, 0.997))
+    assert agent.returns(196_000) == pytest.approx((3, 0.997))
+    lengths = [agent.returns(update).n_step for update in range(10_001)]
+    assert lengths == sorted(lengths, reverse=True)
+    constant = make(n_step=5, n_step_final=5, discount=0.99, discount_final=0.99)
+    assert {constant.returns(update) for update in (0, 40, 5_000, 90_000)} == {constant.returns(0)}
+    assert constant.returns(77) == pytest.approx((5, 0.99))
+    assert make(anneal_updates=0).returns(0) == pytest.approx((3, 0.997))
+
+
+def test_resets_come_at_the_published_agent_steps() -> None:
+    """Agent step 20,000 is update 36,000: two a step since step 2,000."""
+    assert make().resets.updates == (36_000, 76_000, 116_000)
+    eight = preset("strong8", "atari/pong").agent
+    assert isinstance(eight, RainbowConfig)
+    resets = Resets.at_agent_steps(eight.reset_every, eight.last_reset, eight.seed_steps, eight.updates_per_step)
+    assert resets.updates == tuple((step - 2_000) * 8 for step in range(5_000, 90_001, 5_000))
+    assert make(reset_every=0).resets.updates == ()
+    assert Resets.at_agent_steps(10, 40, 15, 0.5).updates == (2, 7, 12)
+
+
+def test_epsilon_falls_to_zero_after_the_first_updates() -> None:
+    agent = make()
+    wanted = {0: 1.0, 1_999: 1.0, 2_000: 1.0, 3_000: 1 - 1_000 / 2_001, 4_000: 1 / 2_001, 4_001: 0.0, 90_000: 0.0}
+    assert {at: agent.epsilon(at) for at in wanted} == pytest.approx(wanted)
+
+
+def test_the_target_network_acts_unless_told_otherwise() -> None:
+    for target_acts in (True, False):
+        agent = make(target_acts=target_acts, epsilon_eval=0.0)
+        agent.target.load_state_dict(make(seed=1).online.state_dict())
+        obs = torch.cat([random_batch(seed).obs for seed in range(20)])  # type: ignore[misc]
+        network = agent.target if target_acts else agent.online
+        expected = (network(network.encoder(obs)).softmax(2) * agent.atoms).sum(2).argmax(1)
+        assert torch.equal(agent.act(obs, agent.evaluation(len(obs), torch.Generator())), expected)
+        other = agent.online if target_acts else agent.target
+        assert not torch.equal((other(other.encoder(obs)).softmax(2) * agent.atoms).sum(2).argmax(1), expected)
+
+
+# Resets.
+
+
+def filled_learner(config: RainbowConfig, seed: int = 0) -> Learner:
+    settings = EngineSettings.resolve(EngineConfig(precision="float32"), torch.device("cpu"), config)
+    backend = FastBackend(settings)
+    replay = make_replay(SPEC, config, backend, 60)
+    random = np.random.default_rng(0)
+    replay.begin(random.integers(0, 256, SPEC.frame_shape, dtype=np.uint8))
+    for step in range(50):
+        frame = random.integers(0, 256, SPEC.frame_shape, dtype=np.uint8)
+        replay.add(int(random.integers(ACTIONS)), float(random.normal()), 1.0, step % 20 == 19, frame)
+        if step % 20 == 19:
+            replay.begin(frame)
+    return Learner(make_agent(SPEC, config, backend, seed), replay, backend, seed)
+
+
+def test_what_a_reset_touches_and_what_it_leaves() -> None:
+    config = RainbowConfig(**SMALL, seed_steps=20, reset_every=21, last_reset=21, reset_keep=0.75)
+    learner = filled_learner(config)
+    agent = learner.agent
+    assert isinstance(agent, Rainbow)
+    assert agent.resets.updates == (2,)
+    for _ in range(2):
+        learner.update()
+    before = {name: value.clone() for name, value in learner.state().items()}
+    agent.before_update(1, 7)  # not due
+    for name, value in learner.state().items():
+        assert torch.equal(value, before[name]), name
+    agent.before_update(2, 7)
+    fresh_of: dict[str, dict[str, Tensor]] = {"online": {}, "target": {}}
+    for name, value in learner.state().items():
+        kind, _, rest = name.partition(".")
+        if kind == "optimizer":
+            assert not value.any(), name
+            assert before[name].any(), name
+        elif kind == "agent":
+            network, _, weight = rest.partition(".")
+            fresh = value
+            if weight.startswith("encoder"):
+                fresh = (value - 0.75 * before[name]) / 0.25
+            fresh_of[network][weight] = fresh
+            assert not torch.equal(value, before[name]) or not value.any()
+        else:  # priorities and random numbers
+            assert torch.equal(value, before[name]), name
+    for network, weights in fresh_of.items():
+        for weight, fresh in weights.items():
+            if weight.endswith("bias"):
+                assert float(fresh.abs().max()) < 1e-6
+            else:  # Xavier's: uniform, of this width
+                fan = sum(fresh.shape[:2]) * math.prod(fresh.shape[2:])
+                limit = math.sqrt(6 / fan)
+                assert 0.9 * limit < float(fresh.abs().max()) < 1.001 * limit, (network, weight)
+                assert float(fresh.std()) == pytest.approx(limit / math.sqrt(3), rel=0.25)
+    for weight, fresh in fresh_of["online"].items():
+        if not weight.endswith("bias"):
+            assert float((fresh - fresh_of["target"][weight]).abs().max()) > 0.1 * float(fresh.abs().max())
+    # It follows from its arguments alone, and learning goes on from it.
+    again = filled_learner(config)
+    for _ in range(2):
+        again.update()
+    again.agent.before_update(2, 7)
+    for name, value in learner.state().items():
+        assert torch.equal(value, again.state()[name]), name
+    learner.update()
+    assert all(bool(parameter.isfinite().all()) for parameter in agent.modules.parameters())
+
+
+def test_each_part_can_be_switched_off_by_itself() -> None:
+    """Every one changes what is learnt, and leaves an agent that learns."""
+    base = {**SMALL, "seed_steps": 20, "reset_every": 21, "last_reset": 21, "anneal_updates": 2}
+
+    def learnt(**settings: Any) -> Tensor:
+        learner = filled_learner(RainbowConfig(**base | settings))
+        for _ in range(4):
+            learner.update()
+        weights = torch.cat([p.detach().flatten() for p in learner.agent.modules["online"].encoder.parameters()])
+        assert bool(weights.isfinite().all())
+        assert math.isfinite(learner.metrics()["loss"])
+        return weights
+
+    whole = learnt()
+    assert torch.equal(whole, learnt())
+    for setting in (
+        *({"atoms": 1}, {"dueling": False}, {"double": False}, {"rescale_features": False}, {"prioritised": False}),
+        *({"weight_decay": 0.0}, {"tau": 1.0}, {"reset_every": 0}, {"n_step": 3}, {"discount": 0.997}),
+        *({"anneal_updates": 0}, {"early_bootstrap": True}, {"augmentation": "none"}),
+    ):
+        assert not torch.equal(whole, learnt(**setting)), setting
+
+
+def test_uniform_sampling_is_the_replays_own() -> None:
+    assert isinstance(filled_learner(RainbowConfig(**SMALL)).replay.sampler, PrioritisedSampler)
+    uniform = filled_learner(RainbowConfig(**SMALL, prioritised=False))
+    assert uniform.replay.sampler.state() == {}
+    uniform.update()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_captured_updates_with_kernels_do_what_plain_pytorch_does(precision: Any) -> None:
+    """Through a reset, with annealed returns and priorities."""
+    config = RainbowConfig(**SMALL | {"batch_size": 8}, seed_steps=20, reset_every=21, last_reset=21, anneal_updates=4)
+    found = []
+    for engine in (
+        EngineConfig(precision=precision, compile="off", cuda_graphs="off", kernels="off"),
+        EngineConfig(precision=precision, compile="off"),
+    ):
+        backend = FastBackend(EngineSettings.resolve(engine, torch.device("cuda"), config))
+        replay = make_replay(SPEC, config, backend, 60)
+        random = np.random.default_rng(0)
+        replay.begin(random.integers(0, 256, SPEC.frame_shape, dtype=np.uint8))
+        for _ in range(50):
+            frame = random.integers(0, 256, SPEC.frame_shape, dtype=np.uint8)
+            replay.add(int(random.integers(ACTIONS)), float(random.normal()), 1.0, False, frame)
+        learner = Learner(make_agent(SPEC, config, backend, 0), replay, backend, 0)
+        for _ in range(4):
+            learner.update()
+        found.append(learner)
+    plain, fast = (torch.cat([p.detach().flatten() for p in each.agent.modules.parameters()]) for each in found)
+    assert found[1]._graphs
+    assert float((plain - fast).norm() / plain.norm()) < (1e-4 if precision == "float32" else 0.02)
+
+
+# Returns with the published slip.
+
+
+@pytest.mark.parametrize("n_step", [1, 3, 4])
+def test_bootstrapping_one_step_early(n_step: int) -> None:
+    spec = EnvSpec("toy/state", (1,), 1, "discrete", 3, 1, 50)
+    replay = Replay(spec, 40, n_step=4, early_bootstrap=True)
+    replay.set_returns(n_step, 0.9)
+    random = np.random.default_rng(0)
+    frames, rows = [], []
+    number = 0.0
+    for length, terminal in ((5, True), (1, True), (9, False), (7, True)):
+        replay.begin(np.array([number], np.float32))
+        frames.append(number)
+        for age in range(length):
+            number += 1.0
+            done = age == length - 1
+            reward, discount = float(np.float32(random.normal())), 0.0 if done and terminal else 1.0
+            replay.add(0, reward, discount, done, np.array([number], np.float32))
+            rows.append((frames[-1] if age == 0 else number - 1.0, reward, discount, done))
+        number += 1.0
+    batch = replay.gather(Choice(torch.arange(replay.sampleable)))
+    assert not isinstance(batch.next_obs, Tensor)
+    next_obs = batch.next_obs.tensor()[:, 0]
+    for at in range(replay.sampleable):
+        expected, factor, first = 0.0, 1.0, rows[at][0]
+        for ahead in range(n_step):
+            _, reward, discount, done = rows[at + ahead]
+            expected += factor * reward
+            last = ahead == n_step - 1
+            factor *= 0.9 * (1.0 if last else discount)
+            if done and not last:
+                break
+        assert float(batch.reward[at]) == pytest.approx(expected, abs=1e-5)
+        assert float(batch.discount[at]) == pytest.approx(factor, rel=1e-5)
+        if factor:  # a whole return: the state that the last action was taken in; one cut short: its last state
+            assert float(next_obs[at]) == first + (n_step - 1 if ahead == n_step - 1 else ahead + 1)
+
+
+# Settings.
+
+
+def test_the_presets_are_the_published_agent() -> None:
+    agent = preset("strong", "atari/pong").agent
+    assert isinstance(agent, RainbowConfig)
+    built = make_agent(
+        EnvSpec("atari/pong", (1, 84, 84), 4, "discrete", 6, 4, None), replace(agent, hidden_dim=8), Backend("meta"), 0
+    )
+    assert isinstance(built, Rainbow)
+    convolutions = [part for part in built.online.modules() if isinstance(part, nn.Conv2d)]
+    assert [part.out_channels for part in convolutions] == [64] * 5 + [128] * 10
+    assert built.online.encoder.output_size == 15_488
+    assert built.online.head["advantage"].out_features == 51 * 6
+    check(preset("strong", "atari/pong"))
+    check(preset("strong8", "atari/pong"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_step": 3, "n_step_final": 4}, "--agent.n-step-final is more than --agent.n-step, 3"),
+        ({"atoms": 0}, "--agent.atoms is 0: set it to 1 or more"),
+        ({"encoder_width": 0}, "--agent.encoder-width is 0: set it to 1 or more"),
+        ({"reset_keep": 1.5}, "--agent.reset-keep is 1.5: set it between 0 and 1"),
+        ({"weight_decay": -0.1}, "--agent.weight-decay is -0.1: set it to 0 or more"),
+        ({"value_limit": 0.0}, "--agent.value-limit is 0.0: set it above 0"),
+    ],
+)
+def test_settings_that_no_run_can_work_with(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check(replace(preset("strong", "atari/pong"), agent=RainbowConfig(**settings)))
+
+
+# Whole runs.
+
+
+def test_it_learns_to_catch(tmp_path: Path) -> None:
+    """With every part, and a reset on the way."""
+    config = TrainConfig(
+        task="toy/catch",
+        preset="cpu",
+        dir=str(tmp_path),
+        steps=1_700,
+        agent=RainbowConfig(
+            batch_size=16,
+            encoder_width=1,
+            hidden_dim=64,
+            atoms=21,
+            value_limit=1.5,
+            learning_rate=1e-3,
+            tau=0.05,
+            n_step=5,
+            anneal_updates=300,
+            seed_steps=300,
+            epsilon_decay_steps=300,
+            updates_per_step=1,
+            reset_every=600,
+            last_reset=600,
+            epsilon_eval=0.0,
+            pad=1,
+        ),
+        env=EnvConfig(image_size=16, frame_stack=1),
+        replay=ReplayConfig(capacity=None),
+        eval=EvalConfig(every=0, episodes=40, video=False),
+        device="cpu",
+    )
+    # Random play gives -0.75, perfect play 1.
+    assert train(config, quiet=True).final_return > 0.6
+
+
+def pong(folder: Path, steps: int) -> TrainConfig:
+    """The preset, made small: a reset before update 20, at agent step 50."""
+    paper = preset("strong", "atari/pong")
+    small = {**SMALL, "seed_steps": 40, "reset_every": 50, "last_reset": 50, "anneal_updates": 15}
+    return replace(
+        paper,
+        dir=str(folder),
+        steps=steps,
+        agent=replace(paper.agent, **small, epsilon_decay_steps=10),
+        env=replace(paper.env, max_episode_steps=120, image_size=24),
+        eval=EvalConfig(every=30, episodes=2, video=False),
+        checkpoint_every=15,
+        log_every=10,
+        device="cpu",
+        engine=EngineConfig(eval_process="off"),
+    )
+
+
+@pytest.mark.parametrize("stopped_at", [50, 48, 57])
+def test_a_run_goes_on_exactly_through_a_reset(tmp_path: Path, stopped_at: int) -> None:
+    """Stopped right before the reset, earlier and later; a checkpoint is made when a run ends."""
+    pytest.importorskip("ale_py")
+    train(pong(tmp_path / "whole", 70), quiet=True)
+    train(pong(tmp_path / "parts", stopped_at), quiet=True)
+    held = state(tmp_path / "parts")
+    assert bool((held["sampler.priorities"] > 0).any())
+    train(pong(tmp_path / "parts", 70), quiet=True)
+    ours, theirs = state(tmp_path / "whole"), state(tmp_path / "parts")
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name
+    # Where it stopped it was evaluated once more; all other rows are the same.
+    evaluations = [row for row in rows(tmp_path / "parts" / "eval.csv") if row["agent_step"] != str(stopped_at)]
+    assert evaluations == rows(tmp_path / "whole" / "eval.csv")
+    assert rows(tmp_path / "parts" / "train.csv") == rows(tmp_path / "whole" / "train.csv")
