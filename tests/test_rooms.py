@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "drq"
 
 ORDER = (
     # what every room may use
-    *("errors", "cores", "child", "config"),
+    *("errors", "cores", "child", "code_cache", "config"),
     # the way of an observation
     *("envs", "augment", "backend", "replay", "priorities", "regularize", "networks", "agents", "engine"),
     # runs, and what the package offers to Python

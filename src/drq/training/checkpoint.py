@@ -220,7 +220,10 @@ def _check_state(state: dict[str, Tensor], learner: Learner) -> None:
     for name, value in learner.state().items():
         if name.startswith("optimizer."):
             continue  # an optimiser has no moments before its first update
-        if name not in state or state[name].shape != value.shape:
+        sizes = state[name].shape if name in state else ()
+        # A run that was given more steps may have a larger replay, of which a sampler had the beginning.
+        grown = name.startswith("sampler.") and all(old <= new for old, new in zip(sizes, value.shape, strict=False))
+        if name not in state or len(sizes) != value.dim() or (sizes != value.shape and not grown):
             raise ValueError(f"{name} of shape {tuple(value.shape)} is not in it")
 
 
