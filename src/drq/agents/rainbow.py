@@ -65,7 +65,7 @@ class DistributionalNetwork(nn.Module):
 def rescale(features: Tensor) -> Tensor:
     """Brings each image's features to [0, 1], by their own least and greatest."""
     features = features.float()
-    least, greatest = features.aminmax(dim=1, keepdim=True)
+    least, greatest = features.amin(1, keepdim=True), features.amax(1, keepdim=True)
     return (features - least) / (greatest - least + 1e-5)
 
 
