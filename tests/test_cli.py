@@ -112,7 +112,7 @@ def test_tasks_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("dmc/walker-walk", "toy/reach", "toy/catch", "atari/pong"):
         assert name in text
     (line,) = (line for line in text.splitlines() if line.startswith("dmc/cartpole-swingup "))
-    assert line.split(maxsplit=1)[1] == "8 (planet, ablation, state, cpu), 2 (dreamer)"
+    assert line.split(maxsplit=1)[1] == "8 (planet, ablation, cpu), 2 (dreamer)"
 
 
 def test_train_eval_and_the_run_folder(tmp_path: Path) -> None:

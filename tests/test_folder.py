@@ -76,7 +76,7 @@ def test_a_hand_edited_configuration_is_refused_in_one_sentence(
 
 def test_presets_say_the_action_repeat() -> None:
     repeats = {name: preset(name, "dmc/cartpole-swingup").env.action_repeat for name in PRESETS}
-    assert repeats.pop("dreamer") == 2
+    assert (repeats.pop("dreamer"), repeats.pop("state")) == (2, 1)
     assert set(repeats.values()) == {8}
     assert preset("dreamer", "toy/reach").env.action_repeat == 1  # an environment of one's own is taken as it is
     assert preset("dreamer", "atari/pong").env.action_repeat == 4

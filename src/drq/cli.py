@@ -103,10 +103,10 @@ def tasks_command(args: list[str]) -> None:
     options = tyro.cli(TasksArguments, prog="drq tasks", args=args)
     import_modules(options.imports)
     names = task_names(options.family)
-    print(f"{'task':40}  action repeat")
+    print(f"{'task':40}  action repeat (from state: none)")
     for task in names:
         planet, dreamer = (preset(name, task).env.action_repeat for name in ("planet", "dreamer"))
-        both = str(planet) if planet == dreamer else f"{planet} (planet, ablation, state, cpu), {dreamer} (dreamer)"
+        both = str(planet) if planet == dreamer else f"{planet} (planet, ablation, cpu), {dreamer} (dreamer)"
         print(f"{task:40}  {both}")
 
 

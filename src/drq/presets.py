@@ -50,13 +50,30 @@ def ablation(task: str) -> TrainConfig:
 
 
 def state(task: str) -> TrainConfig:
-    """The "SAC State" upper bound: as planet, from the simulator's state vector. The paper names no other settings."""
-    base = planet(task)
-    return dataclasses.replace(
-        base,
+    """The "SAC State" upper bound, with the settings of the authors' own SAC from the simulator's state vector."""
+    # The paper names none. Its first author says (discussion of the DrQ code, issue 14) that the column is his
+    # pytorch_sac without action repeat; the values are those of that repository's config/agent/sac.yaml and train.yaml.
+    return TrainConfig(
+        task=task,
         preset="state",
-        agent=SACConfig(augmentation="none", k=1, m=1),  # there is no image to augment
-        env=dataclasses.replace(base.env, observation="state", frame_stack=1),
+        agent=SACConfig(
+            augmentation="none",  # there is no image to augment
+            k=1,
+            m=1,
+            batch_size=1024,  # sac.yaml: batch_size
+            discount=0.99,  # sac.yaml: discount
+            learning_rate=1e-4,  # sac.yaml: actor_lr, critic_lr, alpha_lr
+            tau=0.005,  # sac.yaml: critic_tau
+            target_every=2,  # sac.yaml: critic_target_update_frequency
+            actor_every=1,  # sac.yaml: actor_update_frequency, which is the temperature's too
+            init_temperature=0.1,  # sac.yaml: init_temperature
+            log_std_min=-5.0,  # sac.yaml: log_std_bounds
+            log_std_max=2.0,
+            hidden_dim=1024,  # sac.yaml: hidden_dim; its hidden_depth of 2 is what every SAC here has
+            seed_steps=5000,  # train.yaml: num_seed_steps
+        ),
+        env=EnvConfig(observation="state", frame_stack=1, action_repeat=1),  # issue 14: no action repeat
+        replay=ReplayConfig(capacity=None),  # train.yaml: replay_buffer_capacity is num_train_steps
     )
 
 
