@@ -38,13 +38,13 @@ def test_tasks_have_one_name_however_they_are_spelt() -> None:
 
 
 def test_the_papers_table_is_the_published_curves_at_the_budget() -> None:
-    # the curves hold all ten seeds; the paper cut the digits of the tasks for which it had all ten, too
+    # each distinct seed once, as in the paper, which cut digits instead of rounding them
     planet = benchmarks()["planet"]
-    for task in ("dmc/finger-spin", "dmc/cartpole-swingup", "dmc/ball_in_cup-catch"):
+    for task in planet.tasks:
         for budget in (100_000, 500_000):
-            row = planet.table[task, budget]
-            assert int(row["DrQ (published curves)"].mean) == row["DrQ (paper)"].mean
-    assert planet.table["dmc/walker-walk", 100_000]["DrQ (published curves)"].mean == 633.6
+            curve, paper = (planet.table[task, budget][name] for name in ("DrQ (published curves)", "DrQ (paper)"))
+            assert 0 <= curve.mean - paper.mean <= 1, task  # 1: the curves' figures are rounded to a decimal
+            assert curve.seeds == paper.seeds, task
     assert len(planet.tasks) == 6
     assert len(benchmarks()["dreamer"].tasks) == 15
     assert len(benchmarks()["atari"].tasks) == 26
