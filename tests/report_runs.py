@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from drq.config import DQNConfig, EnvConfig, SACConfig, TrainConfig
+from drq.config import DQNConfig, EnvConfig, ReplayConfig, SACConfig, TrainConfig
 
 HEADER = ("env_step", "agent_step", "return_mean", "return_std", "episodes", "seconds")
 
@@ -28,6 +28,7 @@ def fake_run(
     status: str = "finished",
     label: str | None = None,
     env: dict[str, Any] | None = None,
+    capacity: int | None = 100_000,
     folder: str | None = None,
     videos: int = 0,
     **agent: Any,
@@ -39,7 +40,8 @@ def fake_run(
     atari = task.startswith("atari/")
     repeat = 4 if atari else 2
     settings = DQNConfig(**agent) if atari else SACConfig(**agent)
-    config = TrainConfig(task, preset, settings, seed=seed, steps=steps, env=EnvConfig(**(env or {})))
+    rooms = {"env": EnvConfig(**(env or {})), "replay": ReplayConfig(capacity=capacity)}
+    config = TrainConfig(task, preset, settings, seed=seed, steps=steps, **rooms)
     document = dataclasses.asdict(config)
     document["agent"]["type"] = "dqn" if atari else "sac"
     record = {

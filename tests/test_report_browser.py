@@ -160,7 +160,7 @@ def test_hovering_and_arrow_keys_read_a_chart(browser: Browser, tmp_path: Path) 
     browser.run("document.documentElement.style.scrollBehavior = 'auto'")
     browser.run("document.querySelector('svg.chart').scrollIntoView({ block: 'center' })")
     box = browser.run("document.querySelector('svg.chart').getBoundingClientRect().toJSON()")
-    left, right = 48 / 420, 1 - 14 / 420  # the frame of the plot
+    left, right = 62 / 420, 1 - 14 / 420  # the frame of the plot
     x = box["x"] + box["width"] * (left + 0.4 * (right - left))
     browser.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=box["y"] + box["height"] / 2)
     assert texts(browser, "#curves .reading .at") == ["At 40k env steps"]
@@ -192,6 +192,34 @@ def test_missing_unfinished_and_broken_runs_are_on_the_page(browser: Browser, tm
     assert browser.run("document.querySelector('table.scores tbody tr:last-child .n').textContent") == " n 1"
 
 
+def test_runs_among_published_ones_and_what_is_missing(browser: Browser, tmp_path: Path) -> None:
+    folder = fake_run(tmp_path / "runs", "dmc/cheetah-run")
+    for seed in (1, 2):
+        fake_run(tmp_path / "runs", seed=seed)
+    show(browser, tmp_path / "r.html", tmp_path / "runs")
+    assert texts(browser, "#standing h3") == [
+        "DrQ K=2 M=2 among published runs: PlaNet tasks, area, 100k env steps",
+        "DrQ K=2 M=2 among published runs: PlaNet tasks, return at the budget, 100k env steps",
+    ]
+    z = (evaluations(folder)[100_000] - 356.99) / 39.58  # the eight distinct seeds
+    cells = [line.split("\t") for line in texts(browser, "#standing .block:last-child .scroll:last-child tbody tr")]
+    assert cells[0][:3] == ["Cheetah Run", "357 ± 40", "8"]
+    assert float(cells[0][-1].replace("\u2212", "-")) == pytest.approx(z, abs=0.005)
+    assert count(browser, "#standing .block:last-child svg.chart path.mark") == 3 + 2  # three runs, two means
+    assert texts(browser, "#scores .missing") == ["Missing: DrQ K=2 M=2, seed 2: Cheetah Run."]
+
+
+def test_finished_and_unfinished_runs_are_separate_curves(browser: Browser, tmp_path: Path) -> None:
+    finished = [fake_run(tmp_path / "runs", seed=seed) for seed in (1, 2)]
+    fake_run(tmp_path / "runs", seed=3, reached=40_000, status="unfinished")
+    show(browser, tmp_path / "r.html", tmp_path)
+    names = texts(browser, "#curves .reading .name")
+    assert names == ["DrQ K=2 M=2", "DrQ K=2 M=2, unfinished", "DrQ (published curves)"]
+    assert texts(browser, "#curves .reading .value")[0] == rounded([evaluations(one)[100_000] for one in finished])
+    assert count(browser, "#curves path.mean.unfinished") == 1
+    assert texts(browser, "#curves text.axis") == ["env steps", "return"]
+
+
 def test_atari_aggregates_and_grids(browser: Browser, tmp_path: Path) -> None:
     for game in ("alien", "pong", "boxing"):
         for seed in (1, 2):
@@ -203,9 +231,11 @@ def test_atari_aggregates_and_grids(browser: Browser, tmp_path: Path) -> None:
     show(browser, tmp_path / "r.html", tmp_path)
     headings = texts(browser, "#atari figure h3")
     assert headings == ["Median", "IQM", "Mean", "Optimality gap", "Probability of improvement"]
-    assert texts(browser, "#atari tbody th")[:3] == [
+    assert texts(browser, "#atari tbody th")[:5] == [
         "Eff. DQN+DrQ",
         "Eff. DQN (no augmentation)",
+        "DrQ(eps) (100 runs)",
+        "DrQ (100 runs)",
         "Eff. DQN+DrQ (paper)",
     ]
     assert texts(browser, "#grids figure h3") == ["K and M: Walker Walk"]
@@ -276,6 +306,15 @@ def test_text_stands_out_and_fits_a_phone(browser: Browser, tmp_path: Path, sche
               return (Math.max(text, page) + 0.05) / (Math.min(text, page) + 0.05);
             });
         })()"""
+        moved = browser.run(
+            """[...document.querySelectorAll('table')].map((table) => {
+              const around = table.closest('.scroll');
+              around.scrollLeft = 10_000;
+              return table.scrollWidth - around.scrollLeft <= around.clientWidth + 1;
+            })"""
+        )
+        assert moved  # the last column of every table can be reached
+        assert all(moved)
         contrasts: list[Any] = browser.run(probe)
         assert min(contrasts) >= 4.5
         assert browser.run("matchMedia('(prefers-color-scheme: dark)').matches") is (scheme == "dark")

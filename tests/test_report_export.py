@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from drq.report import page, report
@@ -25,7 +26,7 @@ def test_csv_has_every_score_once(tmp_path: Path, runs: dict[str, list[Path]]) -
     assert report([tmp_path / "runs"], tmp_path / "out" / "scores.csv", format="csv") == []
     with (tmp_path / "out" / "scores.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    places = [(row["task"], row["budget"], row["system"]) for row in rows]
+    places = [(row["task"], row["budget"], row["system"], row["source"]) for row in rows]
     assert len(places) == len(set(places))
     for task, folders in runs.items():
         counts = "agent_step" if task.startswith("atari/") else "env_step"
@@ -69,6 +70,49 @@ def test_latex_compiles_or_at_least_balances(tmp_path: Path, runs: dict[str, lis
         document = "\\documentclass{article}\\usepackage{booktabs}\\begin{document}" + text + "\\end{document}"
         (tmp_path / "whole.tex").write_text(document)
         subprocess.run([latex, "-interaction=nonstopmode", "-halt-on-error", "whole.tex"], cwd=tmp_path, check=True)
+
+
+def test_z_scores_and_missing_runs_are_in_every_text(tmp_path: Path, runs: dict[str, list[Path]]) -> None:
+    fake_run(tmp_path / "runs", seed=3, reached=40_000, status="unfinished")
+    for kind in ("csv", "md", "tex"):
+        report([tmp_path / "runs"], tmp_path / f"r.{kind}", format=kind)
+    with (tmp_path / "r.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    lacking = {(row["task"], row["budget"]): row["seeds"] for row in rows if row["source"] == "missing"}
+    assert lacking == {("dmc/walker-walk", "100000"): "1", ("dmc/cheetah-run", "100000"): "1"}
+    (mean,) = [float(row["mean"]) for row in rows if (row["source"], row["task"]) == ("z", "all runs")]
+    published = {"dmc/walker-walk": (525.84, 196.05), "dmc/cheetah-run": (356.99, 39.58)}
+    z = [
+        (evaluations(folder)[100_000] - centre) / spread
+        for task, (centre, spread) in published.items()
+        for folder in runs[task]
+    ]
+    assert mean == pytest.approx(sum(z) / len(z))
+    text, tex = (tmp_path / "r.md").read_text(), (tmp_path / "r.tex").read_text()
+    assert "Missing: DrQ K=2 M=2, seed 3: Cheetah Run, Walker Walk." in text
+    assert f"mean z of all runs: {mean:+.2f} ±" in text
+    assert "| Walker Walk | 526 ± 196 | 19 |" in text
+    assert "Missing: DrQ K=2 M=2, seed 3: Cheetah Run, Walker Walk." in tex
+    assert rf"mean z of all runs: {mean:+.2f} $\pm$" in tex
+
+
+def test_figure_names_its_axes_and_keeps_unfinished_runs_apart(
+    tmp_path: Path, runs: dict[str, list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = fake_run(tmp_path / "runs", seed=3, reached=40_000, status="unfinished")
+    saved: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: saved.append(figure))
+    report([tmp_path / "runs"], tmp_path / "r.png", format="png")
+    (figure,) = saved
+    drawn = [axis for axis in figure.axes if axis.axison]
+    assert {axis.get_ylabel() for axis in drawn} == {"return"}
+    assert {axis.get_xlabel() for axis in drawn} == {"env steps", "agent steps"}
+    (walker,) = (axis for axis in drawn if axis.get_title() == "Walker Walk")
+    finished, unfinished, _ = walker.lines
+    one, two = (evaluations(folder) for folder in runs["dmc/walker-walk"])
+    assert finished.get_ydata() == pytest.approx([(one[at] + two[at]) / 2 for at in one])
+    assert unfinished.get_ydata() == pytest.approx(list(evaluations(short).values()))
+    assert unfinished.get_linestyle() == ":"
 
 
 def test_figure(tmp_path: Path, runs: dict[str, list[Path]]) -> None:

@@ -156,6 +156,14 @@ def test_unfinished_failed_and_missing_runs_are_named(tmp_path: Path) -> None:
     assert "no run of dmc/cheetah-run with seed 1, 2, 3" in said
 
 
+def test_an_empty_eval_csv_of_a_young_run_is_no_evaluation_yet(tmp_path: Path) -> None:
+    young = fake_run(tmp_path, status="unfinished")
+    (young / "eval.csv").write_text("")
+    runs, warnings = read_results([tmp_path])
+    assert [len(run.steps) for run in runs] == [0]
+    assert warnings == [f"{young} (dmc/walker-walk, DrQ K=2 M=2, seed 1): no evaluation yet"]
+
+
 def test_mixed_versions_of_the_simulator_are_said(tmp_path: Path) -> None:
     fake_run(tmp_path, seed=1)
     other = fake_run(tmp_path, seed=2)

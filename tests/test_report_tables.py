@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from drq.report import statistics, tables
 from drq.report.benchmarks import benchmark_of, benchmarks, canonical_task, task_title
-from drq.report.results import RunResult, read_results
+from drq.report.results import RunResult, missing_runs, read_results
 from report_runs import evaluations, fake_run, write_table
 
 
@@ -65,7 +66,7 @@ def test_a_score_is_the_last_evaluation_at_or_before_the_budget(tmp_path: Path) 
 def test_table_holds_mean_and_spread_of_the_runs_that_reached_the_budget(tmp_path: Path) -> None:
     folders = [fake_run(tmp_path, seed=seed) for seed in (1, 2, 3)]
     fake_run(tmp_path, seed=4, reached=50_000, status="unfinished")
-    (table,) = tables.score_tables(runs_of(tmp_path))
+    table, unfinished = tables.score_tables(runs_of(tmp_path))
     scores = [evaluations(folder)[100_000] for folder in folders]
     cell = table.cells[0][0]
     assert cell is not None
@@ -73,17 +74,60 @@ def test_table_holds_mean_and_spread_of_the_runs_that_reached_the_budget(tmp_pat
     assert cell.mean == pytest.approx(sum(scores) / 3)
     assert cell.std == pytest.approx((sum((score - cell.mean) ** 2 for score in scores) / 2) ** 0.5)
     assert table.columns[table.ours :][:3] == ("DrQ (published curves)", "DrQ (paper)", "CURL")
+    assert table.missing_in_words() == ["DrQ K=2 M=2, seed 4: Walker Walk"]
+    assert (unfinished.title, unfinished.budget) == ("PlaNet tasks, last evaluation of unfinished runs", None)
+    assert unfinished.cells[0][0].steps == (50_000, 50_000)
 
 
-def test_short_runs_and_unknown_tasks_get_their_last_evaluation(tmp_path: Path) -> None:
-    folder = fake_run(tmp_path / "a", steps=20_000)
+def test_a_run_counts_at_every_budget_that_it_reached(tmp_path: Path) -> None:
+    short = fake_run(tmp_path / "a", steps=20_000)
     fake_run(tmp_path / "b", "toy/reach", steps=3_000, every=1_000)
-    found = {table.benchmark.key: table for table in tables.score_tables(runs_of(tmp_path))}
-    assert (found["planet"].budget, found["other"].budget) == (None, None)
-    cell = found["planet"].cells[0][0]
+    long = fake_run(tmp_path / "c", seed=2, steps=500_000)
+    begun = fake_run(tmp_path / "d", seed=3, steps=500_000, reached=100_000, status="unfinished")
+    found = {(table.benchmark.key, table.budget): table for table in tables.score_tables(runs_of(tmp_path))}
+    assert set(found) == {("planet", 20_000), ("planet", 100_000), ("planet", 500_000), ("other", 3_000)}
+    for budget, folders in {20_000: [short, long, begun], 100_000: [long, begun], 500_000: [long]}.items():
+        cell = found["planet", budget].cells[0][0]
+        assert cell is not None
+        assert sorted(cell.runs) == sorted(evaluations(folder)[budget] for folder in folders)
+    assert found["planet", 500_000].missing_in_words() == ["DrQ K=2 M=2, seed 3: Walker Walk"]
+    assert found["planet", 100_000].missing == {}  # the shortest run was never meant to get there
+
+
+def test_last_evaluations_of_finished_and_unfinished_runs_are_not_mixed(tmp_path: Path) -> None:
+    fake_run(tmp_path / "a", "toy/reach", 1, steps=3_000, every=1_000, reached=1_000, status="unfinished")
+    fake_run(tmp_path / "b", "toy/reach", 2, steps=3_000, every=1_000, reached=2_000, status="failed")
+    theirs = write_table(tmp_path / "t.csv", [("toy/reach", 1, 700, 5, "Theirs")])  # no budget is known of it
+    found = {table.title: table for table in tables.score_tables(runs_of(tmp_path, theirs))}
+    assert set(found) == {"Other tasks, last evaluation", "Other tasks, last evaluation of unfinished runs"}
+    assert found["Other tasks, last evaluation"].columns == ("Theirs",)
+    cell = found["Other tasks, last evaluation of unfinished runs"].cells[0][0]
     assert cell is not None
-    assert cell.mean == evaluations(folder)[20_000]
-    assert cell.steps == (20_000, 20_000)
+    assert cell.steps == (1_000, 2_000)
+
+
+def test_what_a_suite_asked_for_and_is_not_there_is_missing(tmp_path: Path) -> None:
+    """Also a task of which there is no run at all, which no other run tells of."""
+    suite = tmp_path / "suite"
+    fake_run(suite / "dmc-walker-walk" / "drq", label="DrQ", folder="seed-1")
+    asked = [("dmc/walker-walk", 1), ("dmc/walker-walk", 2), ("dmc/cheetah-run", 1)]
+    runs = [{"task": task, "label": "DrQ", "seed": seed, "steps": 100_000} for task, seed in asked]
+    record = {"format": 1, "name": "x", "shows": "", "preset": "planet", "settings": {"DrQ": {}}, "runs": runs}
+    (suite / "suite.json").write_text(json.dumps(record))
+    found, warnings = read_results([tmp_path])
+    missing = missing_runs(found, [tmp_path])
+    assert {(one.task, one.system, one.seed) for one in missing} == {
+        ("dmc/walker-walk", "DrQ", 2),
+        ("dmc/cheetah-run", "DrQ", 1),
+    }
+    assert warnings == [
+        "PlaNet tasks: DrQ has no run of dmc/walker-walk with seed 2",
+        "PlaNet tasks: DrQ has no run of dmc/cheetah-run with seed 1",
+    ]
+    (table,) = tables.score_tables(found, missing)
+    assert table.missing_in_words() == ["DrQ, seed 2: Walker Walk", "DrQ, seed 1: Cheetah Run"]
+    only = suite / "dmc-walker-walk" / "drq" / "seed-1"
+    assert missing_runs(runs_of(only), [only]) == []  # who names one run wants that one
 
 
 def test_differences_with_published_and_own_systems(tmp_path: Path) -> None:

@@ -19,6 +19,11 @@ from drq.report.statistics import Array, Published
 DRQ_TABLE_SEEDS = {"dmc/cheetah-run": 8, "dmc/reacher-easy": 9, "dmc/walker-walk": 9}
 """Seeds under the DrQ column of the paper's PlaNet table where they are not 10."""
 
+SAC_STATE = "SAC State (authors' SAC)"
+"""The seeds published with the code that the paper's SAC State column rests on."""
+STUDY = {"DrQ(eps)": "DrQ(eps) (100 runs)", "DrQ": "DrQ (100 runs)"}
+"""Systems of the study of 100 runs a game, and their columns: the epsilons of `atari100k-eps`, and the paper's."""
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -136,6 +141,10 @@ def _planet() -> Benchmark:
             table[task, budget][curves[task].name] = curves[task].at(budget)
         name = f"{system} (paper)" if system == "DrQ" else system
         table[task, budget][name] = Published(float(row["mean"]), float(row["std"]), seeds)
+    for row in read_published("sac_state_table.csv"):
+        if (place := (row["task"], int(row["env_step"]))) in table:
+            spread = float(row["std"]) if row["std"] else None
+            table[place][SAC_STATE] = Published(float(row["mean"]), spread, int(row["seeds"]))
     tasks = tuple(dict.fromkeys(task for task, _ in table))
     return Benchmark("planet", "PlaNet tasks", "env_step", (100_000, 500_000), tasks, table, curves)
 
@@ -168,11 +177,17 @@ def _atari() -> Benchmark:
     columns = {name: name for name in ("OT/Eff. Rainbow+CURL", "Eff. Rainbow", "OTRainbow", "SimPLe")}
     paper = {name: f"{name} (paper)" for name in ("Eff. DQN+DrQ", "Eff. DQN")}
     columns = paper | columns
+    study: dict[str, dict[str, Published]] = defaultdict(dict)
+    for row in read_published("atari100k_runs.csv"):
+        if title := STUDY.get(row["system"]):
+            score = Published(float(row["mean"]), float(row["std"]), int(row["runs"]))
+            study[canonical_task(row["game"])][title] = score
     table: dict[tuple[str, int], dict[str, Published]] = {}
     for row in read_published("paper_atari_table.csv"):
         task = canonical_task(row["game"])
         players = family_of(task).scores[split_task(task)[1]]
         systems = {title: Published(float(row[name])) for name, title in columns.items()}
-        table[task, 100_000] = systems | {"Human": Published(players.human), "Random": Published(players.random)}
+        ours = {title: study[task][title] for title in STUDY.values()}
+        table[task, 100_000] = ours | systems | {"Human": Published(players.human), "Random": Published(players.random)}
     tasks = tuple(task for task, _ in table)
     return Benchmark("atari", "Atari 100k", "agent_step", (100_000,), tasks, table, digits=1)

@@ -14,13 +14,15 @@ import numpy as np
 from drq.envs import family_of
 from drq.report import statistics
 from drq.report.benchmarks import task_title
-from drq.report.results import RunResult
+from drq.report.results import Missing, RunResult
+from drq.report.standing import Standing, StandingTable, standing_tables
 from drq.report.statistics import Array, Estimate
 from drq.report.tables import (
     METRICS,
     Cell,
     ScoreTable,
     aggregates,
+    by_finished,
     mean_curve,
     order_systems,
     order_tasks,
@@ -38,13 +40,19 @@ COLOURS = ("#0072b2", "#d55e00", "#00916b", "#b0508c", "#a67c00", "#3b9bd0", "#8
 MARKERS = "os^Dv*P"
 
 
-def write_csv(runs: Sequence[RunResult], out: Path) -> None:
+def write_csv(runs: Sequence[RunResult], missing: Sequence[Missing], out: Path) -> None:
     """One row for each task, budget and system; `low` and `high` bound the 95% interval of our means. An
-    empty budget means each run's last evaluation."""
+    empty budget means each run's last evaluation. Rows whose source is `z` or `z of area` hold z-scores among published
+    runs, those with `missing` how many runs are not there."""
     with out.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(CSV_HEADER)
-        for table in score_tables(runs):
+        for standing in standing_tables(runs):
+            writer.writerows(_csv_standing(standing))
+        for table in score_tables(runs, missing):
+            for (task, system), seeds in table.missing.items():
+                place = [table.benchmark.key, task, table.benchmark.counts, table.budget, system]
+                writer.writerow([*place, "missing", len(seeds), *[None] * 4])
             for task, cells in zip(table.tasks, table.cells, strict=True):
                 for column, (system, cell) in enumerate(zip(table.columns, cells, strict=True)):
                     if cell:
@@ -57,15 +65,33 @@ def _csv_row(table: ScoreTable, task: str, system: str, ours: bool, cell: Cell) 
     return [*place, "runs" if ours else "published", cell.seeds, cell.mean, cell.std, interval.low, interval.high]
 
 
-def write_markdown(runs: Sequence[RunResult], out: Path) -> None:
-    """A table for each benchmark and budget, and Atari's aggregate scores."""
+def _csv_standing(table: StandingTable) -> list[list[str | int | float | None]]:
+    source = "z" if table.measure == "return" else "z of area"
+    key, rest = table.benchmark.key, (table.benchmark.counts, table.budget, table.system, source)
+    rows: list[list[str | int | float | None]] = []
+    for task, runs in table.rows.items():
+        z = np.array([each.z for each in runs])
+        rows.append([key, task, *rest, len(z), float(z.mean()), statistics.sample_std(z), None, None])
+    for mean in table.means():
+        ends = (None, None) if mean.error is None else (mean.z - 1.96 * mean.error, mean.z + 1.96 * mean.error)
+        rows.append([key, mean.of, *rest, mean.runs, mean.z, None, *ends])
+    return rows
+
+
+def write_markdown(runs: Sequence[RunResult], missing: Sequence[Missing], out: Path) -> None:
+    """A table for each benchmark and budget, Atari's aggregate scores, where runs stand among published ones."""
     parts = []
-    for table in score_tables(runs):
+    for table in score_tables(runs, missing):
         rows = [[task_title(task), *cells] for task, cells in _texts(table, " ± ")]
         parts.append(f"## {table.title}\n\n" + _markdown_table(["Task", *table.columns], rows))
+        parts += [f"Missing: {lacking}." for lacking in table.missing_in_words()]
         if table.benchmark.key == "atari":
             header, body = _aggregate_texts(table)
             parts.append("## Human-normalised scores\n\n" + _markdown_table(header, body))
+    for standing in standing_tables(runs):
+        header, body = _standing_texts(standing, " ± ")
+        parts.append(f"## {standing.title}\n\n" + _markdown_table(header, body))
+        parts.append("\n".join(f"- {line}" for line in _mean_lines(standing, " ± ")))
     out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
@@ -76,23 +102,55 @@ def _markdown_table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join([line(header), "|" + "---|" * len(header), *map(line, rows)])
 
 
-def write_tex(runs: Sequence[RunResult], out: Path) -> None:
-    """A booktabs table for each benchmark and budget, and Atari's aggregate scores."""
+def _standing_texts(table: StandingTable, plus_minus: str) -> tuple[list[str], list[list[str]]]:
+    """The table of a standing: published mean and spread, each seed's score, and its z-score or rank."""
+    digits = table.benchmark.digits
+
+    def place(each: Standing) -> str:
+        rank = "" if each.above is None else f" (above {each.above} of {each.reference.runs})"
+        return f"{each.z:+.2f}{rank}"
+
+    body = []
+    for task, runs in table.rows.items():
+        reference = runs[0].reference
+        published = _decimal(reference.mean, digits) + plus_minus + _decimal(reference.std, digits)
+        scores = ", ".join(_decimal(each.score, digits) for each in runs)
+        z = ", ".join(place(each) for each in runs)
+        body.append([task_title(task), published, str(reference.runs), scores, z])
+    return ["Task", "Published", "Runs", "Our runs", "z"], body
+
+
+def _mean_lines(table: StandingTable, plus_minus: str) -> list[str]:
+    lines = []
+    for mean in table.means():
+        error = "" if mean.error is None else f"{plus_minus}{mean.error:.2f}"
+        lines.append(f"mean z of {mean.of}: {mean.z:+.2f}{error} ({mean.runs} runs of {mean.tasks} tasks)")
+    return lines
+
+
+def write_tex(runs: Sequence[RunResult], missing: Sequence[Missing], out: Path) -> None:
+    """The same as booktabs tables."""
     parts = ["% needs \\usepackage{booktabs}"]
-    for table in score_tables(runs):
+    for table in score_tables(runs, missing):
         rows = [[_tex(task_title(task)), *cells] for task, cells in _texts(table, r" \pm ", "$")]
-        caption = f"{table.title}: mean and standard deviation over seeds."
+        lacking = "".join(f" Missing: {one}." for one in table.missing_in_words())
+        caption = f"{table.title}: mean and standard deviation over seeds.{lacking}"
         parts.append(_tex_table(["Task", *table.columns], rows, caption))
         if table.benchmark.key == "atari":
             header, body = _aggregate_texts(table)
             escaped = [[_tex(cell) for cell in row] for row in body]
             parts.append(_tex_table(header, escaped, "Human-normalised scores with 95% intervals."))
+    for standing in standing_tables(runs):
+        header, body = _standing_texts(standing, " ± ")
+        escaped = [[_tex(cell) for cell in row] for row in body]
+        parts.append(_tex_table(header, escaped, f"{standing.title}; {'; '.join(_mean_lines(standing, ' ± '))}."))
     out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
 def _tex(text: str) -> str:
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}
-    return re.sub(r"[\\~^–&%$#_{}]", lambda found: special.get(found[0], "\\" + found[0]), text)
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {"–": "--", "±": r"$\pm$"}
+    return re.sub(r"[\\~^–±&%$#_{}]", lambda found: special.get(found[0], "\\" + found[0]), text)
 
 
 def _tex_table(header: list[str], rows: list[list[str]], caption: str) -> str:
@@ -142,11 +200,13 @@ def _aggregate_texts(table: ScoreTable) -> tuple[list[str], list[list[str]]]:
     return ["System", "Games", *METRICS], body
 
 
-def write_png(runs: Sequence[RunResult], out: Path) -> None:
-    """Learning curves, a panel a task: means, one standard deviation either way, published curves dashed."""
+def write_png(runs: Sequence[RunResult], missing: Sequence[Missing], out: Path) -> None:
+    """Learning curves, a panel a task: means, one standard deviation either way; published curves are dashed, those of
+    unfinished runs dotted."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    runs = [run for run in runs if len(run.steps)]
     systems = order_systems(runs)
     benchmarks = {run.benchmark.key: run.benchmark for run in runs}.values()
     panels = [
@@ -164,17 +224,19 @@ def write_png(runs: Sequence[RunResult], out: Path) -> None:
         end = 0.0
         for number, system in enumerate(systems):
             members = [run for run in runs if (run.benchmark, run.task, run.system) == (benchmark, task, system)]
-            if members:
-                curve = mean_curve(members)
+            for finished, group in by_finished(members).items():
+                curve = mean_curve(group)
                 colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
                 style: dict[str, Any] = {"color": colour, "marker": marker, "markevery": [-1], "zorder": 3}
-                handles[system] = _draw(axis, *curve, **style)
+                name = system if finished else f"{system}, unfinished"
+                handles[name] = _draw(axis, *curve, linestyle="-" if finished else ":", **style)
                 end = max(end, curve[0][-1])
         if published := benchmark.curves.get(task):
             parts = (published.steps, published.mean, published.std)
             handles[published.name] = _draw(axis, *parts, color="#7b828c", linestyle="--", zorder=2)
         axis.set_title(task_title(task), fontsize=11)
         axis.set_xlabel(benchmark.counts.replace("_", " ") + "s", fontsize=9)
+        axis.set_ylabel("return", fontsize=9)
         axis.set_xlim(0, end or 1)
         axis.xaxis.set_major_formatter(lambda step, _: short_count(step))
         if highest := family_of(task).highest_return:
@@ -197,7 +259,7 @@ def _draw(axis: Axes, steps: Array, mean: Array, std: Array, **style: Any) -> Li
     return line
 
 
-WRITERS: dict[str, Callable[[Sequence[RunResult], Path], None]] = {
+WRITERS: dict[str, Callable[[Sequence[RunResult], Sequence[Missing], Path], None]] = {
     "csv": write_csv,
     "md": write_markdown,
     "tex": write_tex,

@@ -21,7 +21,8 @@ from drq.envs import family_of
 from drq.errors import UserError
 from drq.report import tables
 from drq.report.benchmarks import Benchmark, Curve, benchmarks, read_published, sources, task_title
-from drq.report.results import RunResult
+from drq.report.results import Missing, RunResult
+from drq.report.standing import StandingTable, standing_tables
 from drq.report.statistics import Array, Estimate
 
 LARGEST = 6_000_000
@@ -34,9 +35,9 @@ SHOWN_AT_FIRST = 8
 Json = dict[str, Any]
 
 
-def write_page(runs: Sequence[RunResult], warnings: Sequence[str], out: Path) -> None:
+def write_page(runs: Sequence[RunResult], warnings: Sequence[str], missing: Sequence[Missing], out: Path) -> None:
     """Writes the report on these runs to `out`."""
-    data = _fixed_parts(runs, warnings, out)
+    data = _fixed_parts(runs, warnings, missing, out)
     for points in POINTS:
         html = _render(data | {"panels": _panels(runs, data["systems"], points)})
         if len(html.encode()) <= LARGEST:
@@ -59,16 +60,17 @@ def _render(data: Json) -> str:
     return re.sub(r"/\*(style|script|data)\*/", lambda marker: parts[marker[1]], template)
 
 
-def _fixed_parts(runs: Sequence[RunResult], warnings: Sequence[str], out: Path) -> Json:
+def _fixed_parts(runs: Sequence[RunResult], warnings: Sequence[str], missing: Sequence[Missing], out: Path) -> Json:
     """All but the curves, which are thinned until the page is small enough."""
     names = tables.order_systems(runs)
     ours = {run.system for run in runs if run.ours}
-    compared = tables.score_tables(runs)
+    compared = tables.score_tables(runs, missing)
     configs = _Configs()
     return {
         "warnings": list(warnings),
         "systems": [{"name": name, "ours": name in ours, "on": at < SHOWN_AT_FIRST} for at, name in enumerate(names)],
         "tables": [_table(table, names) for table in compared],
+        "standings": [_standing(table, names) for table in standing_tables(runs)],
         "atari": [_aggregates(table, names) for table in compared if table.benchmark.key == "atari"],
         "grids": [_grid(grid) for grid in tables.grids(runs)],
         "runs": [_run(run, names, configs, out) for run in _in_order(runs, names)],
@@ -122,7 +124,12 @@ def _panels(runs: Sequence[RunResult], systems: list[Json], points: int) -> list
             groups[run.benchmark.key, run.task][run.system].append((index, run))
     panels = []
     for (key, task), members in groups.items():
-        series = [_series(names.index(name), numbered, points) for name, numbered in members.items()]
+        series = [
+            _series(names.index(name), [one for one in numbered if (one[1].status == "finished") is finished], points)
+            | {"unfinished": not finished}
+            for name, numbered in members.items()
+            for finished in tables.by_finished([run for _, run in numbered])
+        ]
         panels.append(
             {
                 "id": _panel_id(found[key], task),
@@ -195,6 +202,31 @@ def _table(table: tables.ScoreTable, names: list[str]) -> Json:
             for task, row in zip(table.tasks, table.cells, strict=True)
         ],
         "differences": compared,
+        "missing": table.missing_in_words(),
+    }
+
+
+def _standing(table: StandingTable, names: list[str]) -> Json:
+    return {
+        "title": table.title,
+        "system": names.index(table.system),
+        "digits": table.benchmark.digits,
+        "rows": [
+            {
+                "panel": _panel_id(table.benchmark, task),
+                "title": task_title(task),
+                "published": [runs[0].reference.mean, runs[0].reference.std, runs[0].reference.runs],
+                "runs": [
+                    {"seed": each.run.seed, "score": _round(each.score), "z": _round(each.z), "above": each.above}
+                    for each in runs
+                ],
+            }
+            for task, runs in table.rows.items()
+        ],
+        "means": [
+            {"of": mean.of, "runs": mean.runs, "tasks": mean.tasks, "z": _round(mean.z), "error": _round(mean.error)}
+            for mean in table.means()
+        ],
     }
 
 

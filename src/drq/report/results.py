@@ -6,18 +6,20 @@ Nothing here stops at a bad file: what cannot be read is named in a warning, and
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from drq.envs import FAMILIES, family_of
 from drq.errors import UserError
+from drq.launch import SuiteFolder
 from drq.report.benchmarks import Benchmark, benchmark_of, canonical_task
 from drq.report.labels import label_runs
 from drq.report.statistics import Array
+from drq.suites import Run
 from drq.training.folder import RunFolder, csv_rows, finite, run_folders
 
 CSV_COLUMNS = ("task", "seed", "env_step", "return", "system")
@@ -83,7 +85,16 @@ class RunResult:
         return step, float(self.returns[index])
 
 
-def read_results(paths: Iterable[Path]) -> tuple[list[RunResult], list[str]]:
+class Missing(NamedTuple):
+    """A run that was asked for, or that its system has on other tasks, and that is not there."""
+
+    benchmark: Benchmark
+    task: str
+    system: str
+    seed: int
+
+
+def read_results(paths: Sequence[Path]) -> tuple[list[RunResult], list[str]]:
     """Every run under the given folders and CSV files, each system named, no run twice; and the warnings."""
     warnings: list[str] = []
     folders: dict[Path, RunFolder] = {}
@@ -103,7 +114,7 @@ def read_results(paths: Iterable[Path]) -> tuple[list[RunResult], list[str]]:
     for table in tables:
         runs += _join(_read_csv(table, warnings), runs, table.name)
     runs = _without_duplicates(runs, warnings)
-    warnings += _unfinished(runs) + _missing_seeds(runs) + _mixed_versions(runs)
+    warnings += _unfinished(runs) + _say_missing(missing_runs(runs, paths)) + _mixed_versions(runs)
     return runs, warnings
 
 
@@ -209,19 +220,56 @@ def _unfinished(runs: list[RunResult]) -> list[str]:
     return warnings
 
 
-def _missing_seeds(runs: list[RunResult]) -> list[str]:
-    """A system with a seed on one task of a benchmark is expected to have it on every task it was run on."""
-    seeds: dict[tuple[str, str], dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+def missing_runs(runs: Sequence[RunResult], paths: Sequence[Path]) -> list[Missing]:
+    """What the suites inside the given folders asked for (suite.json) and is not there. And a system with a seed on one
+    task of a benchmark is expected to have it on every task it was run on."""
+    there: dict[tuple[str, str], dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    expected: dict[tuple[str, str], dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    known = {run.benchmark.key: run.benchmark for run in runs}
     for run in runs:
-        seeds[run.benchmark.title, run.system][run.task].add(run.seed)
-    warnings = []
-    for (benchmark, system), tasks in seeds.items():
-        everywhere = set().union(*tasks.values())
-        for task, present in tasks.items():
-            if missing := sorted(everywhere - present):
-                listed = ", ".join(map(str, missing))
-                warnings.append(f"{benchmark}: {system} has no run of {task} with seed {listed}")
-    return warnings
+        there[run.benchmark.key, run.system][run.task].add(run.seed)
+    for place, tasks in there.items():
+        expected[place] |= {task: set().union(*tasks.values()) for task in tasks}
+    roots = [path.resolve() for path in paths]
+    # a run of a suite lies in <suite>/<task>/<setting>/seed-<n>
+    settings = dict.fromkeys(
+        (run.path.resolve().parents[2], run.record.get("label"), run.benchmark.key, run.system)
+        for run in runs
+        if run.ours and len(run.path.resolve().parents) > 2
+    )
+    for suite, label, key, system in settings:
+        if any(suite.is_relative_to(root) for root in roots) and (suite / "suite.json").exists():
+            for asked in _asked_for(suite):
+                if asked.label == label:
+                    expected[key, system][canonical_task(asked.task)].add(asked.seed)
+    return [
+        Missing(known[key], task, system, seed)
+        for (key, system), tasks in expected.items()
+        for task, seeds in tasks.items()
+        for seed in sorted(seeds - there[key, system][task])
+    ]
+
+
+def _asked_for(suite: Path) -> tuple[Run, ...]:
+    try:
+        return SuiteFolder(suite).read().runs
+    except UserError:  # damaged, or of another version: the runs themselves can still be read
+        return ()
+
+
+def _say_missing(missing: Sequence[Missing]) -> list[str]:
+    """A sentence for tasks that lack the same seeds."""
+    seeds: dict[tuple[str, str], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for benchmark, task, system, seed in missing:
+        seeds[benchmark.title, system][task].append(seed)
+    said: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for place, tasks in seeds.items():
+        for task, lacking in tasks.items():
+            said[(*place, ", ".join(map(str, lacking)))].append(task)
+    return [
+        f"{benchmark}: {system} has no run of {', '.join(sorted(tasks))} with seed {lacking}"
+        for (benchmark, system, lacking), tasks in said.items()
+    ]
 
 
 def _mixed_versions(runs: list[RunResult]) -> list[str]:

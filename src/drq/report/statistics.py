@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import trim_mean
+from scipy.stats import norm, trim_mean
 
 Array = NDArray[np.float64]
 Scores = Sequence[Array]
@@ -126,6 +126,26 @@ def difference_from_published(ours: Scores, published: Sequence[Published]) -> E
     draws = rng.standard_normal((RESAMPLES, len(published)))
     theirs = np.mean([score.mean for score in published] + draws * errors, axis=-1)
     return _with_interval(value, differences - theirs)
+
+
+def normal_score(value: float, others: Array) -> float:
+    """The rank of a value among others, a tie counting half, as a normal distribution's z-score of that rank."""
+    below, tied = float((others < value).sum()), float((others == value).sum())
+    return float(norm.ppf((below + 0.5 * tied + 0.5) / (len(others) + 1)))
+
+
+def mean_z(scores: Scores, published: Sequence[int]) -> tuple[float, float | None]:
+    """Mean of the z-scores of all runs, and its standard error; None for a single run.
+
+    The sample standard deviation over the root of the number of runs, and in quadrature the error of the published
+    means: 1 / sqrt(runs) of a standard deviation for each task, shared by all of our runs of it.
+    """
+    z = np.concatenate(scores)
+    if len(z) < 2:
+        return float(z.mean()), None
+    shares = np.array([len(runs) for runs in scores]) / len(z)
+    theirs = float((shares**2 / np.array(published)).sum())
+    return float(z.mean()), float(np.sqrt(z.var(ddof=1) / len(z) + theirs))
 
 
 def _with_interval(value: float, resampled: Array) -> Estimate:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from drq.envs import family_of, split_task
 from drq.report import statistics
 from drq.report.benchmarks import Benchmark, task_title
 from drq.report.labels import NAMED, settings_of
-from drq.report.results import RunResult
+from drq.report.results import Missing, RunResult
 from drq.report.statistics import Array, Estimate, Published
 
 METRICS: dict[str, Callable[..., Array]] = {
@@ -41,7 +42,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class ScoreTable:
-    """Tasks down, systems across. `budget` None reads every run at its last evaluation."""
+    """Tasks down, systems across. `budget` None reads runs that reached none at their last evaluation."""
 
     benchmark: Benchmark
     budget: int | None
@@ -50,13 +51,27 @@ class ScoreTable:
     """The first `ours` columns come from the given runs, the others are published."""
     tasks: tuple[str, ...]
     cells: tuple[tuple[Cell | None, ...], ...]
+    missing: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
+    """Task and system -> seeds of runs that are not there, or not as far as the budget though they were given it."""
+    finished: bool = True
+    """Without a budget: whether its runs have finished. Those that have and have not are never in one table."""
 
     @property
     def title(self) -> str:
         if self.budget is None:
-            return f"{self.benchmark.title}, last evaluation"
+            return f"{self.benchmark.title}, last evaluation" + ("" if self.finished else " of unfinished runs")
         unit = self.benchmark.counts.replace("_", " ") + "s"
         return f"{self.benchmark.title} at {short_count(self.budget)} {unit}"
+
+    def missing_in_words(self) -> list[str]:
+        """`DrQ, seed 2: Alien, Amidar`: a line for the tasks that lack the same seeds."""
+        tasks: dict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
+        for (task, system), seeds in self.missing.items():
+            tasks[system, seeds].append(task_title(task))
+        return [
+            f"{system}, seed {', '.join(map(str, seeds))}: {', '.join(sorted(titles))}"
+            for (system, seeds), titles in tasks.items()
+        ]
 
 
 @dataclass(frozen=True)
@@ -154,15 +169,37 @@ def mean_curve(runs: Sequence[RunResult]) -> tuple[Array, Array, Array]:
     return grid, mean, spread
 
 
-def score_tables(runs: Sequence[RunResult]) -> list[ScoreTable]:
-    """One table for each benchmark and budget that a run reached; the last evaluations where none did."""
+def by_finished(runs: Sequence[RunResult]) -> dict[bool, list[RunResult]]:
+    """Runs that have finished, then those that have not: a mean over both would compare different lengths."""
+    groups = {done: [run for run in runs if (run.status == "finished") is done] for done in (True, False)}
+    return {done: members for done, members in groups.items() if members}
+
+
+def score_tables(runs: Sequence[RunResult], missing: Sequence[Missing] = ()) -> list[ScoreTable]:
+    """One table for each benchmark and budget that a run reached: the published budgets, and those that finished runs
+    were given. Runs that reached none are read at their last evaluation."""
     tables = []
     for benchmark in {run.benchmark.key: run.benchmark for run in runs}.values():
         members = [run for run in runs if run.benchmark is benchmark]
-        reached = [at for at in benchmark.budgets if any(run.evaluation_at(at) for run in members)]
-        budgets: list[int | None] = [*reached] or [None]
-        tables += [_score_table(benchmark, budget, members) for budget in budgets]
+        given = {run.budget for run in members if run.budget and run.status == "finished"}
+        budgets = [at for at in sorted({*benchmark.budgets, *given}) if any(run.evaluation_at(at) for run in members)]
+        for budget in budgets:
+            lacking = _missing_at(budget, members, [one for one in missing if one.benchmark is benchmark])
+            tables.append(dataclasses.replace(_score_table(benchmark, budget, members), missing=lacking))
+        rest = [run for run in members if len(run.steps) and not any(run.evaluation_at(at) for at in budgets)]
+        for done, others in by_finished(rest).items():
+            tables.append(dataclasses.replace(_score_table(benchmark, None, others), finished=done))
     return [table for table in tables if table.tasks]
+
+
+def _missing_at(
+    budget: int, runs: Sequence[RunResult], missing: Sequence[Missing]
+) -> dict[tuple[str, str], tuple[int, ...]]:
+    short = [run for run in runs if run.budget and run.budget >= budget and not run.evaluation_at(budget)]
+    seeds: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for place, seed in [((one.task, one.system), one.seed) for group in (missing, short) for one in group]:
+        seeds[place].append(seed)
+    return {place: tuple(sorted(numbers)) for place, numbers in seeds.items()}
 
 
 def _score_table(benchmark: Benchmark, budget: int | None, runs: Sequence[RunResult]) -> ScoreTable:

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from drq.errors import UserError
 from drq.report.export import WRITERS
 from drq.report.page import write_page
-from drq.report.results import CSV_COLUMNS, read_results
+from drq.report.results import CSV_COLUMNS, missing_runs, read_results
 
 Format = Literal["html", "csv", "md", "tex", "png"]
 
@@ -24,7 +24,8 @@ def report(dirs: Sequence[Path], out: Path, *, format: Format = "html") -> list[
     out = Path(out)
     if out.is_dir():
         raise UserError(f"{out} is a folder; give a file, such as --out {out / f'report.{format}'}.")
-    runs, warnings = read_results([Path(path) for path in dirs])
+    paths = [Path(path) for path in dirs]
+    runs, warnings = read_results(paths)
     if not any(len(run.steps) for run in runs):
         found = "; ".join(warnings[:3]) or "no folder was given"
         raise UserError(
@@ -32,8 +33,9 @@ def report(dirs: Sequence[Path], out: Path, *, format: Format = "html") -> list[
             f"{','.join(CSV_COLUMNS)}."
         )
     out.parent.mkdir(parents=True, exist_ok=True)
+    missing = missing_runs(runs, paths)
     if format == "html":
-        write_page(runs, warnings, out)
+        write_page(runs, warnings, missing, out)
     else:
-        WRITERS[format]([run for run in runs if len(run.steps)], out)
+        WRITERS[format](runs, missing, out)
     return warnings

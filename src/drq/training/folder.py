@@ -229,7 +229,8 @@ class RunFolder:
         """
         said = [] if problems is None else problems
         rows = []
-        for line, row in csv_rows(self.eval_csv, EVALUATION_COLUMNS, said) if self.eval_csv.exists() else ():
+        begun = self.eval_csv.exists() and self.eval_csv.stat().st_size  # a young run may not have its heading yet
+        for line, row in csv_rows(self.eval_csv, EVALUATION_COLUMNS, said) if begun else ():
             try:
                 number = float if problems is None else finite
                 rows.append({column: number(value or "") for column, value in row.items()})

@@ -92,7 +92,7 @@ function swatch(system) {
 
 /* ---- learning curves ---- */
 
-const FRAME = { width: 420, height: 240, left: 48, right: 14, top: 10, bottom: 38 };
+const FRAME = { width: 420, height: 240, left: 62, right: 14, top: 10, bottom: 38 };
 
 /** What a panel shows now: a line of {x, mean, std, n} points for each system and published curve. */
 function linesOf(panel, state) {
@@ -101,7 +101,8 @@ function linesOf(panel, state) {
     if (!state.systems.has(series.system)) continue;
     const on = Object.entries(series.runs).filter(([run]) => !state.runsOff.has(+run)).map(([, values]) => values);
     const points = series.x.map((x, at) => ({ x, ...summarise(on.map((values) => values[at])) })).filter((point) => point.n);
-    if (points.length) lines.push({ system: series.system, name: state.names[series.system], points, runs: on, x: series.x });
+    const name = state.names[series.system] + (series.unfinished ? ", unfinished" : "");
+    if (points.length) lines.push({ system: series.system, name, unfinished: series.unfinished, points, runs: on, x: series.x });
   }
   if (state.published) {
     for (const curve of panel.published) {
@@ -154,10 +155,10 @@ function curveChart(panel, state) {
       }
     }
     if (line.points.length > 1) {
-      plot.append(svg("path", { d: linePath(line.points, px, py), class: line.system === null ? "mean published" : "mean", style }));
+      plot.append(svg("path", { d: linePath(line.points, px, py), class: line.system === null ? "mean published" : line.unfinished ? "mean unfinished" : "mean", style }));
     }
   }
-  const marks = lines.filter((line) => line.system !== null || line.points.length === 1).map((line) => {
+  const marks = [...lines].reverse().filter((line) => line.system !== null || line.points.length === 1).map((line) => {
     const last = line.points[line.points.length - 1];
     return last.x <= end ? mark(line.system, px(last.x), py(last.mean)) : null;
   });
@@ -211,6 +212,7 @@ function curveChart(panel, state) {
       svg("text", { x: left - 7, y: py(y) + 4, "text-anchor": "end" }, number(y, decimals(yTicks)))]),
     xTicks.map((x) => svg("text", { x: px(x), y: height - bottom + 16, "text-anchor": "middle" }, steps(x))),
     svg("text", { x: width - right, y: height - 3, "text-anchor": "end", class: "axis" }, panel.unit),
+    svg("text", { transform: `translate(11 ${(top + height - bottom) / 2}) rotate(-90)`, "text-anchor": "middle", class: "axis" }, "return"),
     plot, cursor, marks, dots);
   read(grid.length - 1, false);
   return [chart, reading];
@@ -235,5 +237,34 @@ function intervalChart(title, rows, { reference, from, to }) {
       return [svg("text", { x: left - 10, y: y + 3.5, "text-anchor": "end" }, svg("title", {}, name), shorten(name)),
         estimate[1] === null ? null : svg("line", { class: "range", x1: px(estimate[1]), x2: px(estimate[2]), y1: y, y2: y, style: `stroke:${colour(system)}` }),
         mark(system, px(estimate[0]), y)];
+    }));
+}
+
+/* ---- runs among published ones: a row a task, a mark a run, and the means with their 95% intervals below ---- */
+
+function standingChart(standing, rows) {
+  const [width, left, right, top, step] = [640, 186, 14, 8, 20];
+  const below = standing.means.length * step + 10;
+  const height = top + rows.length * step + below + 40;
+  const reach = Math.max(3, Math.ceil(Math.max(...rows.flatMap((row) => row.runs.map((run) => Math.abs(run.z))))));
+  const px = (z) => +(left + ((z + reach) / (2 * reach)) * (width - left - right)).toFixed(1);
+  const foot = height - 36;
+  const label = (text, y, attributes) => svg("text", { x: left - 10, y: y + 3.5, "text-anchor": "end", ...attributes }, text);
+  const marksAt = ticks(-reach, reach, 6);
+  return svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": `${standing.title}. The same numbers are in the table below.` },
+    svg("rect", { class: "usual", x: px(-1), y: top, width: px(1) - px(-1), height: foot - top }),
+    marksAt.map((z) => [svg("line", { class: z ? "rule" : "cursor", x1: px(z), x2: px(z), y1: top, y2: foot }),
+      svg("text", { x: px(z), y: foot + 15, "text-anchor": "middle" }, number(z, decimals(marksAt)))]),
+    svg("text", { x: (left + width - right) / 2, y: height - 3, "text-anchor": "middle", class: "axis" }, "z-score among published runs"),
+    rows.map((row, index) => {
+      const y = top + (index + 0.5) * step;
+      return [label(row.title, y), row.runs.map((run) => fill(mark(standing.system, px(run.z), y), {}, [svg("title", {}, `seed ${run.seed}: ${number(run.z, 2)}`)]))];
+    }),
+    standing.means.map((mean, index) => {
+      const y = top + rows.length * step + 10 + (index + 0.5) * step;
+      const ends = mean.error === null ? null : [px(mean.z - 1.96 * mean.error), px(mean.z + 1.96 * mean.error)];
+      return [label(index ? mean.of.split(",")[0] + " alone" : `mean of ${mean.of}`, y, { class: "strong" }),
+        ends ? svg("line", { class: "range", x1: ends[0], x2: ends[1], y1: y, y2: y, style: `stroke:${colour(standing.system)}` }) : null,
+        mark(standing.system, px(mean.z), y)];
     }));
 }

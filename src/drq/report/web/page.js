@@ -54,6 +54,7 @@ function place(section, blocks) {
 
 function drawTables() {
   place("scores", data.tables.map((table) => scoreTable(table, state)));
+  place("standing", data.standings.map((standing) => standingBlock(standing, state)));
   place("atari", data.atari.map((atari) => aggregateBlock(atari, state)));
   place("grids", data.grids.filter((grid) => state.shows(grid.panel, grid.task)).map(gridBlock));
 }

@@ -70,7 +70,24 @@ function scoreTable(table, state) {
         columns.map((column) => el("td", { class: kind(column), "data-column": column.name }, scoreCell(row.cells[column.at], table.digits),
           chosen === null ? null : differenceCell(compared.tasks[row.at][column.at], table.digits)))))),
       overall ? el("tfoot", {}, el("tr", {}, el("th", { scope: "row" }, "Mean difference over all shared tasks"),
-        columns.map((column) => el("td", { class: kind(column) }, differenceCell(compared.overall[column.at], table.digits))))) : null), table.title));
+        columns.map((column) => el("td", { class: kind(column) }, differenceCell(compared.overall[column.at], table.digits))))) : null), table.title),
+    table.missing.map((lacking) => el("p", { class: "missing" }, `Missing: ${lacking}.`)));
+}
+
+/* ---- where runs stand among published ones ---- */
+
+function standingBlock(standing, state) {
+  const rows = standing.rows.filter((row) => state.shows(row.panel, row.title));
+  if (!rows.length || !state.systems.has(standing.system)) return null;
+  const place = (run, published) => signed(run.z, 2) + (run.above === null ? "" : ` (above ${run.above} of ${published[2]})`);
+  const plusMinus = ([value, spread], digits) => [number(value, digits), el("span", { class: "spread" }, ` ± ${number(spread, digits)}`)];
+  return el("div", { class: "block standing" },
+    el("h3", {}, standing.title),
+    plainTable("Mean z-scores", ["Mean z-score of", "Runs", "Tasks", "z ± standard error"], standing.means.map((mean) => [mean.of, mean.runs, mean.tasks,
+      mean.error === null ? signed(mean.z, 2) : [signed(mean.z, 2), el("span", { class: "spread" }, ` ± ${number(mean.error, 2)}`)]])),
+    standingChart(standing, rows),
+    plainTable(standing.title, ["Task", "Published", "Runs", "Our runs", "z"], rows.map((row) => [row.title, plusMinus(row.published, standing.digits), row.published[2],
+      row.runs.map((run) => number(run.score, standing.digits)).join(", "), row.runs.map((run) => place(run, row.published)).join(", ")])));
 }
 
 /* ---- Atari's aggregates ---- */

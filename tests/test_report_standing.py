@@ -1,0 +1,174 @@
+"""Where runs stand among published ones, against the shipped figures read and computed without the package."""
+
+from __future__ import annotations
+
+import csv
+import math
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import norm, rankdata
+
+from drq.report import statistics
+from drq.report.results import RunResult, read_results
+from drq.report.standing import StandingTable, area, standing_tables
+from report_runs import evaluations, fake_run, write_table
+
+
+def shipped(file: str) -> list[dict[str, str]]:
+    text = resources.files("drq.report").joinpath("published", file).read_text()
+    return list(csv.DictReader(text.splitlines()))
+
+
+def spread(task: str, which: str, budget: int = 100_000) -> dict[str, float]:
+    (row,) = (
+        row
+        for row in shipped("drq_control_spread.csv")
+        if (row["task"], row["set"], row["budget"]) == (task, which, str(budget))
+    )
+    return {key: float(row[key]) for key in ("seeds", "area_mean", "area_std", "last_mean", "last_std")}
+
+
+def runs_of(*paths: Path) -> list[RunResult]:
+    return read_results(paths)[0]
+
+
+def tables_of(*paths: Path) -> dict[str, StandingTable]:
+    return {table.measure: table for table in standing_tables(runs_of(*paths)) if table.budget == 100_000}
+
+
+# The formulas.
+
+
+def test_a_normal_score_is_the_rank_among_all() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        others = rng.integers(0, 6, size=9).astype(float)  # with ties
+        value = float(rng.integers(0, 6))
+        rank = rankdata([value, *others])[0]  # ties share their mean rank
+        assert statistics.normal_score(value, others) == pytest.approx(norm.ppf((rank - 0.5) / 10))
+    assert statistics.normal_score(0.0, np.zeros(10)) == 0.0
+
+
+def test_the_error_of_a_mean_holds_ours_and_theirs() -> None:
+    z = [np.array([1.0, -0.5]), np.array([0.25])]
+    every = [1.0, -0.5, 0.25]
+    mean = sum(every) / 3
+    ours = sum((one - mean) ** 2 for one in every) / 2 / 3
+    theirs = (2 / 3) ** 2 / 10 + (1 / 3) ** 2 / 8
+    got, error = statistics.mean_z(z, [10, 8])
+    assert got == pytest.approx(mean)
+    assert error == pytest.approx(math.sqrt(ours + theirs))
+    assert statistics.mean_z([np.array([2.0])], [100]) == (2.0, None)
+
+
+def test_the_error_is_the_spread_of_means_over_repeated_studies() -> None:
+    """Runs and references drawn again and again from the same distribution: four of ours on each of three tasks."""
+    rng = np.random.default_rng(2)
+    means, errors = [], []
+    for _ in range(4_000):
+        centres = rng.standard_normal(3) / math.sqrt(10)  # the mean of ten published runs
+        mean, error = statistics.mean_z([rng.standard_normal(4) - centre for centre in centres], [10, 10, 10])
+        means.append(mean)
+        errors.append(error)
+    assert np.std(means) == pytest.approx(np.sqrt(np.mean(np.square(errors))), rel=0.05)
+
+
+# The references.
+
+
+def test_both_sets_together_where_their_settings_are_the_same(tmp_path: Path) -> None:
+    expected = {
+        ("planet", "dmc/walker-walk"): "planet+dreamer",
+        ("dreamer", "dmc/finger-spin"): "planet+dreamer",
+        ("planet", "dmc/cheetah-run"): "planet",
+        ("dreamer", "dmc/cheetah-run"): "dreamer",
+    }
+    for (name, task), which in expected.items():
+        env = {"action_repeat": 2} if name == "dreamer" else None
+        folder = fake_run(tmp_path / name / task, task, preset=name, env=env)
+        points = evaluations(folder)
+        found, figures = tables_of(folder), spread(task, which)
+        (by_return,), (by_area,) = found["return"].rows[task], found["area"].rows[task]
+        assert by_return.reference.runs == figures["seeds"]
+        assert by_return.z == pytest.approx((points[100_000] - figures["last_mean"]) / figures["last_std"])
+        own = sum(points[at] for at in range(20_000, 100_001, 10_000)) / 9
+        assert by_area.score == pytest.approx(own)
+        assert by_area.z == pytest.approx((own - figures["area_mean"]) / figures["area_std"])
+
+
+def test_ranks_where_published_seeds_hardly_differ_from_the_end_of_the_range(tmp_path: Path) -> None:
+    folder = fake_run(tmp_path, "dmc/hopper-hop", preset="dreamer", level=3.0)
+    score = evaluations(folder)[100_000]
+    (each,) = tables_of(folder)["return"].rows["dmc/hopper-hop"]
+    (row,) = (
+        row
+        for row in shipped("drq_control_seeds.csv")
+        if (row["task"], row["budget"], row["measure"]) == ("dmc/hopper-hop", "100000", "last")
+    )
+    theirs = [float(one) for one in row["scores"].split()]
+    assert each.above == sum(one < score for one in theirs)
+    assert each.z == pytest.approx(norm.ppf((each.above + 0.5) / (len(theirs) + 1)))
+
+
+def test_ranks_are_shipped_for_exactly_the_figures_that_reach_beyond_the_range() -> None:
+    beyond = set()
+    for row in shipped("drq_control_spread.csv"):
+        together = row["task"] in ("dmc/walker-walk", "dmc/finger-spin")
+        for measure in ("area", "last"):
+            mean, std = float(row[f"{measure}_mean"]), float(row[f"{measure}_std"])
+            if (mean - std < 0 or mean + std > 1000) and together is (row["set"] == "planet+dreamer"):
+                beyond.add((row["task"], row["set"], row["budget"], measure))
+    seeds = {(row["task"], row["set"], row["budget"], row["measure"]): row for row in shipped("drq_control_seeds.csv")}
+    assert set(seeds) == beyond
+    for (task, which, budget, measure), row in seeds.items():
+        scores, figures = [float(one) for one in row["scores"].split()], spread(task, which, int(budget))
+        assert len(scores) == figures["seeds"]
+        assert np.mean(scores) == pytest.approx(figures[f"{measure}_mean"], abs=0.06)
+        assert np.std(scores, ddof=1) == pytest.approx(figures[f"{measure}_std"], abs=0.06)
+
+
+@pytest.mark.parametrize(("name", "system"), [("atari100k", "DrQ"), ("atari100k-eps", "DrQ(eps)")])
+def test_an_atari_run_stands_in_the_distribution_of_its_epsilons(tmp_path: Path, name: str, system: str) -> None:
+    epsilons = {"epsilon_final": 0.01, "epsilon_eval": 0.001} if name.endswith("eps") else {}
+    rows = {row["game"]: row for row in shipped("atari100k_runs.csv") if row["system"] == system}
+    z = {}
+    for game, task in (("Alien", "atari/alien"), ("MsPacman", "atari/ms_pacman")):
+        for seed in (1, 2) if game == "Alien" else (1,):
+            settings = {"env": {"frame_stack": 4}, "capacity": None, **epsilons}
+            folder = fake_run(tmp_path, task, seed, preset=name, every=50_000, level=900, **settings)
+            score = evaluations(folder, "agent_step")[100_000]
+            z[task, seed] = (score - float(rows[game]["mean"])) / float(rows[game]["std"])
+    (table,) = standing_tables(runs_of(tmp_path))
+    found = {(task, each.run.seed): each.z for task, runs in table.rows.items() for each in runs}
+    assert found == pytest.approx(z)
+    every, complete = table.means()
+    assert (every.runs, complete.runs, complete.of) == (3, 2, "seed 1, which every task has")
+    assert every.z == pytest.approx(np.mean(list(z.values())))
+    assert complete.z == pytest.approx((z["atari/alien", 1] + z["atari/ms_pacman", 1]) / 2)
+
+
+# Which runs are compared.
+
+
+def test_other_settings_than_the_published_ones_are_not_compared(tmp_path: Path) -> None:
+    fake_run(tmp_path / "a", k=1, m=1)
+    fake_run(tmp_path / "b", preset="ablation", batch_size=128)
+    fake_run(tmp_path / "c", env={"action_repeat": 4})
+    fake_run(tmp_path / "d", "toy/reach")
+    fake_run(tmp_path / "e", reached=60_000, status="unfinished")
+    theirs = write_table(tmp_path / "t.csv", [("walker_walk", 1, 100_000, 5, "Theirs")])
+    assert standing_tables(runs_of(tmp_path, theirs)) == []
+    fake_run(tmp_path / "f", seed=2, env={"render": "paper"})  # how it is drawn does not count
+    assert len(standing_tables(runs_of(tmp_path / "f"))) == 2
+
+
+def test_an_area_is_interpolated_and_needs_evaluations(tmp_path: Path) -> None:
+    rows = [("dmc/cartpole-swingup", 1, at, at / 100, "x") for at in range(16_000, 113_000, 16_000)]
+    (run,) = runs_of(write_table(tmp_path / "x.csv", rows))
+    assert area(run, 100_000) == pytest.approx(sum(range(200, 1_001, 100)) / 9)  # a straight line stays one
+    (seldom,) = runs_of(write_table(tmp_path / "y.csv", [("walker_walk", 1, at, 1, "x") for at in (50_000, 100_000)]))
+    assert area(seldom, 100_000) is None
+    assert area(run, 500_000) is None
