@@ -115,6 +115,24 @@ def test_figure_names_its_axes_and_keeps_unfinished_runs_apart(
     assert unfinished.get_linestyle() == ":"
 
 
+def test_figure_of_runs_with_one_evaluation_shows_where_they_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for task in ("atari/pong", "atari/alien"):
+        fake_run(tmp_path / "runs", task, preset="atari100k", every=100_000, env={"frame_stack": 4}, capacity=None)
+    for file in (tmp_path / "runs").rglob("eval.csv"):
+        header, _, last = file.read_text().splitlines()  # without the evaluation at step 0
+        file.write_text(f"{header}\n{last}\n")
+    saved: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: saved.append(figure))
+    report([tmp_path / "runs"], tmp_path / "r.png", format="png")
+    (axis,) = saved[0].axes
+    alien = evaluations(next((tmp_path / "runs").glob("atari-alien*")), "agent_step")[100_000]
+    assert axis.lines[0].get_xdata() == pytest.approx([(alien - 734.08) / 92.14])  # the 100 runs of DrQ
+    assert [label.get_text() for label in axis.get_yticklabels()][:2] == ["Alien", "Pong"]
+    assert axis.get_xlabel() == "z-score among published runs"
+
+
 def test_figure(tmp_path: Path, runs: dict[str, list[Path]]) -> None:
     report([tmp_path / "runs"], tmp_path / "r.png", format="png")
     with Image.open(tmp_path / "r.png") as image:

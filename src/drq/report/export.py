@@ -32,6 +32,7 @@ from drq.report.tables import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
 CSV_HEADER = ("benchmark", "task", "counts", "budget", "system", "source", "seeds", "mean", "std", "low", "high")
@@ -201,12 +202,47 @@ def _aggregate_texts(table: ScoreTable) -> tuple[list[str], list[list[str]]]:
 
 
 def write_png(runs: Sequence[RunResult], missing: Sequence[Missing], out: Path) -> None:
-    """Learning curves, a panel a task: means, one standard deviation either way; published curves are dashed, those of
-    unfinished runs dotted."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    """Learning curves; where runs were only evaluated at their end, as Atari's, their z-scores among published runs."""
     from matplotlib.figure import Figure
 
     runs = [run for run in runs if len(run.steps)]
+    standings = standing_tables(runs)
+    figure = Figure(layout="constrained")
+    if standings and all(len(run.steps) == 1 for run in runs):
+        _draw_standings(figure, standings, order_systems(runs))
+    else:
+        _draw_curves(figure, runs)
+    figure.savefig(out, dpi=200, format="png")
+
+
+def _draw_standings(figure: Figure, tables: Sequence[StandingTable], systems: Sequence[str]) -> None:
+    """A panel a table, a row a task, a mark a run; below them the means with their 95% intervals."""
+    figure.set_size_inches(7.0 * len(tables), 0.24 * max(len(table.rows) for table in tables) + 1.9)
+    for axis, table in zip(figure.subplots(1, len(tables), squeeze=False).flatten(), tables, strict=True):
+        colour = COLOURS[systems.index(table.system) % len(COLOURS)]
+        for row, runs in enumerate(table.rows.values()):
+            axis.plot([each.z for each in runs], [row] * len(runs), "o", color=colour, markersize=5)
+        means = table.means()
+        for row, mean in enumerate(means, len(table.rows) + 1):
+            axis.errorbar(mean.z, row, xerr=1.96 * (mean.error or 0.0), fmt="D", color=colour, markersize=6, capsize=3)
+        numbers = [f"{mean.z:+.2f}" + ("" if mean.error is None else f" ± {mean.error:.2f}") for mean in means]
+        names = [f"{mean.of.partition(',')[0]}: {number}" for mean, number in zip(means, numbers, strict=True)]
+        at = [*range(len(table.rows)), *range(len(table.rows) + 1, len(table.rows) + 1 + len(means))]
+        axis.set_yticks(at, [*map(task_title, table.rows), *names], fontsize=8)
+        axis.axvspan(-1, 1, color="#7b828c", alpha=0.12, linewidth=0)
+        axis.axvline(0, color="#7b828c", linewidth=1, linestyle=":")
+        reach = max(3.0, *(abs(each.z) + 0.2 for runs in table.rows.values() for each in runs))
+        axis.set_xlim(-reach, reach)
+        axis.set_ylim(at[-1] + 0.7, -0.7)
+        axis.set_xlabel("z-score among published runs", fontsize=9)
+        axis.set_title(table.title, fontsize=10)
+        axis.spines[["top", "right", "left"]].set_visible(False)
+        axis.tick_params(axis="y", length=0)
+
+
+def _draw_curves(figure: Figure, runs: Sequence[RunResult]) -> None:
+    """A panel a task: means, one standard deviation either way; published curves are dashed, those of unfinished runs
+    dotted."""
     systems = order_systems(runs)
     benchmarks = {run.benchmark.key: run.benchmark for run in runs}.values()
     panels = [
@@ -216,8 +252,7 @@ def write_png(runs: Sequence[RunResult], missing: Sequence[Missing], out: Path) 
     ]
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.2 * columns, 3.1 * rows + 0.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure.set_size_inches(4.2 * columns, 3.1 * rows + 0.6)
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     handles: dict[str, Line2D] = {}
     for axis, (benchmark, task) in zip(axes, panels, strict=False):
@@ -248,7 +283,6 @@ def write_png(runs: Sequence[RunResult], missing: Sequence[Missing], out: Path) 
     figure.legend(
         handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles)), frameon=False
     )
-    figure.savefig(out, dpi=200, format="png")
 
 
 def _draw(axis: Axes, steps: Array, mean: Array, std: Array, **style: Any) -> Line2D:
