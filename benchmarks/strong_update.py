@@ -1,0 +1,206 @@
+"""An update of the preset `strong`: is it right, how long does it take, and where does the time go?
+
+    python benchmarks/strong_update.py                 a GPU, under a minute; what there was no time for is said
+    python benchmarks/strong_update.py --budget 180    all of it
+    python benchmarks/strong_update.py --check-only    also on a CPU, with a small network
+
+First captured updates with our kernels are held against eager ones of plain PyTorch, from the same start with the same
+random numbers. Then updates are timed: blocks of so many as fill 0.2 s, the wall clock from a waited-for device to the
+next, the median of five. Last, the kernels of the fastest way by the time they take.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import tyro
+from torch import Tensor
+
+from drq.agents import make_agent, make_replay
+from drq.config import EngineConfig, RainbowConfig
+from drq.engine import EngineSettings, FastBackend, Learner
+from drq.envs.protocol import EnvSpec
+from drq.presets import preset
+
+PONG = EnvSpec("atari/pong", (1, 84, 84), 4, "discrete", 6, 4, None)
+FILLED = 2_000
+"""Transitions in the replay. Priorities of all its 100,000 slots are summed all the same."""
+APART = {"float32": 0.02, "tf32": 0.3, "bf16": 0.5}
+"""How far the two ways may be apart after the updates, as a share of how far they went: Adam makes a step of full size
+from a gradient of any size, so that what is left after rounding counts as much as what is large."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Checks, times and profiles updates of the preset `strong`."""
+
+    budget: float = 55.0
+    """Seconds after which nothing new is begun, but for the profile."""
+    check_only: bool = False
+    """Leave out the times."""
+    rows: int = 30
+    """Of the table of kernels."""
+
+
+def make_learner(agent: RainbowConfig, engine: EngineConfig, device: torch.device, capacity: int) -> Learner:
+    backend = FastBackend(EngineSettings.resolve(engine, device, agent))
+    replay = make_replay(PONG, agent, backend, capacity)
+    random = np.random.default_rng(0)
+    replay.begin(random.integers(0, 256, PONG.frame_shape, dtype=np.uint8))
+    for step in range(min(FILLED, capacity)):
+        frame = random.integers(0, 256, PONG.frame_shape, dtype=np.uint8)
+        replay.add(int(random.integers(6)), float(random.integers(-1, 2)), 1.0, step % 250 == 249, frame)
+        if step % 250 == 249:
+            replay.begin(frame)
+    return Learner(make_agent(PONG, agent, backend, seed=0), replay, backend, seed=0)
+
+
+def wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+# Right?
+
+
+def weights_of(learner: Learner) -> Tensor:
+    return torch.cat([parameter.detach().flatten().double().cpu() for parameter in learner.agent.modules.parameters()])
+
+
+def check(device: torch.device) -> bool:
+    """Four updates through a reset, with annealed returns, in every precision of the device. With priorities where
+    rounding is too fine to let the two ways choose other transitions."""
+    small = dataclasses.replace(
+        preset("strong", "atari/pong").agent,
+        **{"seed_steps": 100, "reset_every": 101, "last_reset": 101, "anneal_updates": 4, "k": 2, "m": 2},
+        **{"batch_size": 8, "hidden_dim": 128, "encoder_width": 1 if device.type == "cpu" else 4},
+    )
+    assert isinstance(small, RainbowConfig)
+    right = True
+    for precision in ("float32", "tf32", "bf16") if device.type == "cuda" else ("float32",):
+        config = dataclasses.replace(small, prioritised=precision == "float32")
+        asked: dict[str, Any] = {"precision": precision, "compile": "off"}
+        plain = make_learner(config, EngineConfig(**asked, cuda_graphs="off", kernels="off"), device, FILLED)
+        fast = make_learner(config, EngineConfig(**asked), device, FILLED)
+        began = weights_of(plain)
+        for learner in (plain, fast):
+            for _ in range(4):
+                learner.update()
+        expected = weights_of(plain)
+        apart = float((weights_of(fast) - expected).norm() / (expected - began).norm())
+        good = apart < APART[precision]
+        told = f"weights {apart:.4f} apart of the way they went"
+        if config.prioritised:
+            theirs, ours = (learner.state()["sampler.priorities"].double() for learner in (plain, fast))
+            priorities = float((ours / theirs - 1).abs().max())
+            good = good and priorities < 0.01
+            told += f", priorities within {priorities:.3%}"
+        right = right and good
+        print(f"{precision:8} {'as plain PyTorch' if good else 'DIFFERENT'}: {told}", flush=True)
+    return right
+
+
+# How long?
+
+
+class Way(NamedTuple):
+    views: int
+    precision: str
+    compiled: bool
+    prioritised: bool = True
+
+    def __str__(self) -> str:
+        kind = "compiled" if self.compiled else "not compiled"
+        return f"K = M = {self.views}, {self.precision}, {kind}, {'priorities' if self.prioritised else 'uniform'}"
+
+
+WAYS = (
+    Way(1, "bf16", False),
+    Way(1, "bf16", True),
+    Way(1, "tf32", False),
+    Way(2, "bf16", False),
+    Way(1, "bf16", False, prioritised=False),
+    Way(2, "bf16", True),
+    Way(1, "tf32", True),
+)
+"""What is most asked for comes first."""
+
+
+def time_updates(learner: Learner) -> float:
+    """Milliseconds an update."""
+
+    def block(updates: int) -> float:
+        wait()
+        started = time.perf_counter()
+        for _ in range(updates):
+            learner.update()
+        wait()
+        return (time.perf_counter() - started) / updates
+
+    block(10)
+    updates = max(2, round(0.2 / block(5)))
+    return 1e3 * statistics.median(block(updates) for _ in range(5))
+
+
+def timed(until: float, device: torch.device) -> Iterator[tuple[Way, float, Learner]]:
+    agent = preset("strong", "atari/pong").agent
+    assert isinstance(agent, RainbowConfig)
+    for way in WAYS:
+        if time.perf_counter() > until:
+            print(f"{way}: no time left; give it a larger --budget")
+            continue
+        config = dataclasses.replace(agent, k=way.views, m=way.views, prioritised=way.prioritised)
+        asked: dict[str, Any] = {"precision": way.precision, "compile": "on" if way.compiled else "off"}
+        started = time.perf_counter()
+        learner = make_learner(config, EngineConfig(**asked), device, 100_000)
+        learner.update()
+        wait()
+        ready = time.perf_counter() - started
+        torch.cuda.reset_peak_memory_stats()
+        ms = time_updates(learner)
+        held = torch.cuda.max_memory_reserved() / 2**30
+        told = f"{ms:.3f} ms an update, {1e3 / ms:.0f} a second; ready in {ready:.1f} s, {held:.1f} GiB"
+        print(f"{way}: {told}", flush=True)
+        yield way, ms, learner
+
+
+def profile(way: Way, learner: Learner, rows: int) -> None:
+    updates = 20
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(updates):
+            learner.update()
+        wait()
+    events = [event for event in profiler.key_averages() if event.self_device_time_total]
+    launches = sum(event.count for event in events) / updates
+    busy = sum(event.self_device_time_total for event in events) / updates / 1e3
+    print(f"\n{way}: {launches:.0f} launches an update, kernels {busy:.3f} ms together")
+    print(f"{'us an update':>14}{'launches':>10}  kernel")
+    for event in sorted(events, key=lambda event: -event.self_device_time_total)[:rows]:
+        print(f"{event.self_device_time_total / updates:14.1f}{event.count / updates:10.1f}  {event.key[:110]}")
+
+
+def main(arguments: Arguments) -> None:
+    """Checks, then times, then profiles."""
+    until = time.perf_counter() + arguments.budget
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    right = check(device)
+    if not arguments.check_only and device.type == "cuda":
+        best: tuple[Way, float, Learner] | None = None
+        for found in timed(until, device):
+            if found[0].views == 1 and found[0].prioritised and (best is None or found[1] < best[1]):
+                best = found
+            torch.cuda.empty_cache()
+        assert best is not None
+        profile(best[0], best[2], arguments.rows)
+    raise SystemExit(0 if right else 1)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Arguments))
