@@ -33,7 +33,7 @@ from drq.speed.plan import Plan, plan_for
 from drq.speed.processes import measure_processes
 from drq.speed.results import ProcessesSpeed, SpeedReport
 from drq.speed.table import table
-from drq.speed.updates import Effort, Work, random_replay, spec_for, time_in_turns
+from drq.speed.updates import Effort, Work, make_learner, random_replay, spec_for, time_in_turns
 from fake_mps import FakeMPS, environment_of, pretend_gpu
 
 CPU = torch.device("cpu")
@@ -348,8 +348,19 @@ def test_plans_name_what_they_leave_out() -> None:
         assert not full.left_out
         assert not quick.presets
         assert {"planet", "ablation", "planet, K = M = 1", "atari100k (DQN)"} < {w.name for w in full.presets}
+        assert ("strong (Rainbow)" in {w.name for w in full.presets}) == (device.type == "cuda")  # seconds on a CPU
         assert set(full.growth) == {"batch", "K", "M", "replay"}
         assert full.processes[0][1] == (1, 2, 4, 8)
+
+
+def test_an_update_of_the_strong_preset_has_priorities_to_choose_by() -> None:
+    config = tiny("strong", "atari/pong", encoder_width=1, atoms=5).config
+    engine = EngineConfig(precision="float32", compile="off")
+    learner = make_learner(config, EngineSettings.resolve(engine, CPU, config.agent))
+    before = learner.state()["sampler.priorities"].clone()
+    assert bool((before > 0).all())
+    learner.update()
+    assert 1 <= int((learner.state()["sampler.priorities"] != before).sum()) <= BATCH
 
 
 # The command.

@@ -57,6 +57,7 @@ def plan_for(device: torch.device, *, quick: bool, full: bool) -> Plan:
 def _on_gpu(*, quick: bool, full: bool) -> Plan:
     planet = Work("planet", preset("planet", CONTROL))
     atari = Work("atari100k (DQN)", preset("atari100k", ATARI))
+    strong = Work("strong (Rainbow)", preset("strong", ATARI))
     plan = Plan(
         effort=Effort(blocks=15 if full else 9, block_seconds=0.25, warmup_updates=10),
         reference=planet,
@@ -78,7 +79,7 @@ def _on_gpu(*, quick: bool, full: bool) -> Plan:
         processes = ((planet, (1, 2, 4, 8)), (atari, (1, 5, 16)))
     return dataclasses.replace(
         plan,
-        presets=(planet, *_other_presets(planet), atari),
+        presets=(planet, *_other_presets(planet), atari, strong),
         growth=_growth(planet, replay_sizes=(10_000, 30_000, 100_000)),
         processes=processes,
         left_out={} if full else {"8 agents at once, Atari agents at once": "drq speed --full"},

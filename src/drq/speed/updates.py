@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from drq.agents import make_agent
+from drq.agents import make_agent, make_replay
 from drq.config import SACConfig, TrainConfig
 from drq.engine import EngineSettings, FastBackend, Learner
 from drq.envs import EnvSpec, family_of
@@ -79,9 +79,7 @@ def random_replay(config: TrainConfig, backend: FastBackend) -> Replay:
     """A full replay of random episodes, made at once instead of step by step."""
     spec = spec_for(config)
     capacity = config.replay.capacity or config.steps
-    replay = Replay(
-        spec, capacity, n_step=config.agent.n_step, discount=config.agent.discount, backend=backend
-    )
+    replay = make_replay(spec, config.agent, backend, capacity)
     number = torch.arange(capacity)
     episode, age = number // EPISODE_AGENT_STEPS, number % EPISODE_AGENT_STEPS
     frame = number + episode  # every episode has one frame more than transitions
@@ -107,6 +105,8 @@ def random_replay(config: TrainConfig, backend: FastBackend) -> Replay:
     }
     replay.rings.frames.random_(0, 256)  # drawn where they are kept, since they are many
     replay.restore([([(capacity, counters["frames_added"])], part)], [counters])
+    for slot in range(capacity):  # each gets a priority, where there are any
+        replay.sampler.stored(replay, slot)
     return replay
 
 
