@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from operator import le
 from pathlib import Path
 from typing import Any
 
@@ -220,10 +221,10 @@ def _check_state(state: dict[str, Tensor], learner: Learner) -> None:
     for name, value in learner.state().items():
         if name.startswith("optimizer."):
             continue  # an optimiser has no moments before its first update
-        sizes = state[name].shape if name in state else ()
-        # A run that was given more steps may have a larger replay, of which a sampler had the beginning.
-        grown = name.startswith("sampler.") and all(old <= new for old, new in zip(sizes, value.shape, strict=False))
-        if name not in state or len(sizes) != value.dim() or (sizes != value.shape and not grown):
+        kept, own = state[name].shape if name in state else None, value.shape
+        # A run that is given more steps may have a larger replay, and its sampler more to remember.
+        grown = name.startswith("sampler.") and kept and len(kept) == len(own) and all(map(le, kept, own))
+        if kept != own and not grown:
             raise ValueError(f"{name} of shape {tuple(value.shape)} is not in it")
 
 
