@@ -32,6 +32,12 @@ class EnvConfig:
     (docs/fidelity.md)."""
     max_episode_steps: int | None = None
     """Time limit in env steps for gym tasks. Unset: the environment's own."""
+    image_key: str | None = None
+    """Which image a gym task's agent sees, where observations are a Dict."""
+    kwargs: str = "{}"
+    """Arguments for a gym task's environment, as JSON: '{"friction": 0.5}'."""
+    wrap: tuple[str, ...] = ()
+    """Wrappers of your own around a gym task's environment, the innermost first: my_module:Wrapper."""
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from itertools import count
 from math import ceil, floor, gcd
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
+
+Resize = Literal["box", "area"]
+"""How pictures become smaller. box: the mean of the pixels whose centres lie in a pixel's box (Pillow's BOX). area: the
+mean over a pixel's area, those at its edges counted by their share (OpenCV's INTER_AREA, Atari's way)."""
 
 _NEAR_HALF = np.float32(0.499)
 """A mean further than this from the nearest whole number may be rounded either way by the errors of float32, which

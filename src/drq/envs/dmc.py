@@ -85,6 +85,8 @@ def make(name: str, config: EnvConfig, action_repeat: int) -> ControlSuiteEnviro
         action_size=simulator.action_size,
         action_repeat=action_repeat,
         max_episode_agent_steps=limit_agent_steps(limit, action_repeat),
+        action_low=simulator.action_bound(-1),
+        action_high=simulator.action_bound(1),
     )
     return ControlSuiteEnvironment(spec, simulator, limit)
 
@@ -121,6 +123,10 @@ class ControlSuite:
         self._observation: dict[str, Any] = {}
         state_size = sum(math.prod(part.shape) for part in self._env.observation_spec().values())
         self.frame_shape = (3, self._size, self._size) if self._pixels else (state_size,)
+
+    def action_bound(self, value: float) -> tuple[float, ...]:
+        """What -1 or 1 is to the simulator in each component of an action."""
+        return tuple(self._action_range(np.full(self.action_size, value, np.float32)).tolist())
 
     @property
     def env_step_limit(self) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, cast
 
 from drq.config import EnvConfig
+from drq.envs.area import Resize
 from drq.envs.atari_games import SCORES_26, PlayerScores
 from drq.envs.group import EnvironmentGroup
 from drq.envs.protocol import Environment
@@ -62,6 +63,8 @@ class Family:
     """What `--steps` and evaluation intervals count."""
     channels: int = 3
     """Of a frame, for those who need its shape without its simulator."""
+    resize: Resize = "box"
+    """How pictures of another size than the agent sees are made smaller."""
     has_render_setting: bool = False
     """Whether `--env.render` changes its pictures."""
     packages: tuple[str, ...] = ()
@@ -116,6 +119,7 @@ _ROWS = (
         action_repeat=4,
         budget_counts="agent_step",  # as the paper counts: "100k" are 400k frames
         channels=1,
+        resize="area",
         packages=("ale-py",),
         # Its games are dealt out to all cores. Of more at once, more would be played in vain where games are played
         # until there are enough agent steps: of 32 games of Pong a sixth of their steps, of 16 a fourteenth.

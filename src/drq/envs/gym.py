@@ -1,23 +1,24 @@
 """Any registered Gymnasium environment, from pixels or from a vector of state.
 
-Pixels are the environment's observations where those are images (uint8: H x W x 3, H x W x 1, H x W, or
-channels first), and what its `rgb_array` render mode draws otherwise. Pictures of another size are squeezed
-to the configured square by averaging over areas.
+Pixels are the environment's observations where those are images (H x W x 3, H x W x 1, H x W, or channels first; uint8,
+or floats in [0, 1]), the image that `image_key` names where they are a Dict, and what its `rgb_array` render mode draws
+otherwise. A run says which. Pictures of another size are squeezed to the configured square by averaging over areas.
 
 Only `terminated` ends the return; `truncated` ends the episode and leaves the discount at 1.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, SupportsFloat
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
-from PIL import Image
 
 from drq.config import EnvConfig
 from drq.envs.episode import (
@@ -27,6 +28,7 @@ from drq.envs.episode import (
     SteppedEnvironment,
     limit_agent_steps,
 )
+from drq.envs.pictures import channels_last, frame_of, image_channels, resized
 from drq.envs.protocol import Action, EnvSpec, Frame
 from drq.envs.rendering import choose_backend
 from drq.envs.tasks import import_modules
@@ -61,12 +63,17 @@ def make(identity: str, config: EnvConfig, action_repeat: int) -> SteppedEnviron
     limit = simulator.env_step_limit
     spec = EnvSpec(
         task=f"gym/{identity}",
-        frame_shape=simulator.frame_shape,
+        frame_shape=simulator.sight.frame_shape,
         frame_stack=config.frame_stack if config.observation == "pixels" else 1,
         action_kind=simulator.actions.kind,
         action_size=simulator.actions.size,
         action_repeat=action_repeat,
         max_episode_agent_steps=limit_agent_steps(limit, action_repeat),
+        action_low=simulator.actions.low,
+        action_high=simulator.actions.high,
+        action_shape=simulator.actions.shape,
+        action_start=simulator.actions.start,
+        sees=simulator.sight.text,
     )
     return SteppedEnvironment(spec, simulator, limit)
 
@@ -76,23 +83,10 @@ class _Gymnasium:
 
     def __init__(self, identity: str, config: EnvConfig) -> None:
         self._task = f"gym/{identity}"
-        self._env = _construct(identity, config.max_episode_steps)
-        self._size = config.image_size
+        self._env = _construct(identity, config)
         self._observation: Any = None
         self.actions = _Actions(self._task, self._env.action_space)
-        self._see: Callable[[], Frame]
-        self.frame_shape: tuple[int, ...]
-        if config.observation == "state":
-            self.frame_shape, self._see = self._state_shape(), self._state
-        elif (channels := _image_channels(self._env.observation_space)) is not None:
-            self.frame_shape, self._see = (channels, self._size, self._size), self._observed_image
-        elif self._env.render_mode == "rgb_array":
-            self.frame_shape, self._see = (3, self._size, self._size), self._drawn_image
-        else:
-            raise UserError(
-                f"{self._task} shows no pixels: give it uint8 image observations (height x width x 3) or an "
-                "rgb_array render mode, or train with --env.observation state."
-            )
+        self.sight = Sight(self._task, self._env, config)
 
     @property
     def env_step_limit(self) -> int | None:
@@ -106,38 +100,70 @@ class _Gymnasium:
         return EnvStep(float(reward), bool(terminated), bool(truncated))
 
     def frame(self) -> Frame:
-        return self._see()
+        return self.sight(self._observation)
 
     def picture(self) -> NDArray[np.uint8]:
         if self._env.render_mode == "rgb_array":
-            return self._draw()
-        if _image_channels(self._env.observation_space) is None:
+            return self.sight.drawing()
+        if self.sight.source != "observation":
             raise UserError(f"{self._task} has no rgb_array render mode for a video: turn off --eval.video.")
-        image = _resized(_channels_last(self._observation), VIDEO_SIZE)
+        image = resized(channels_last(self.sight.image(self._observation)), VIDEO_SIZE)
         return np.broadcast_to(image, (VIDEO_SIZE, VIDEO_SIZE, 3)).copy()
 
     def close(self) -> None:
         self._env.close()
 
-    def _state_shape(self) -> tuple[int, ...]:
-        space = self._env.observation_space
-        if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+
+class Sight:
+    """What an agent sees of a Gymnasium environment: frames, from its observations or from what it draws."""
+
+    source: Literal["state", "observation", "render"]
+    frame_shape: tuple[int, ...]
+    text: str
+    """Which pixels those are, in words: what the run says when it begins."""
+
+    def __init__(self, task: str, env: gymnasium.Env[Any, Any], config: EnvConfig) -> None:
+        self._task, self._env, self._key = task, env, config.image_key
+        size = config.image_size
+        if config.observation == "state":
+            self.source, self.frame_shape, self.text = "state", self._state_shape(), "the vector of state"
+            return
+        space = self._image_space()
+        if (channels := image_channels(space)) is not None:
+            self.source, self.frame_shape = "observation", (channels, size, size)
+            height, width, _ = channels_last(np.zeros(space.shape or (), np.uint8)).shape
+            under = f" {self._key!r}" if self._key else ""
+            self.text = f"the observation{under}, {height}x{width}x{channels}"
+            if (height, width) != (size, size):
+                self.text += f", resized to {size}x{size}"
+        elif isinstance(space, spaces.Box) and len(space.shape) == 3:
+            shown = "x".join(map(str, space.shape))
             raise UserError(
-                f"{self._task} has no vector of state but {space}: "
-                "drop --env.observation state, or flatten it with gymnasium.wrappers.FlattenObservation."
+                f"{task} observes {shown} of {space.dtype} from {space.low.min():g} to {space.high.max():g}, which are "
+                "no uint8 image observations: give it 1 or 3 channels of uint8 (or floats within [0, 1]), for instance "
+                "with --env.wrap my_module:Wrapper."
             )
-        return space.shape
+        elif env.render_mode == "rgb_array":
+            self.source, self.frame_shape = "render", (3, size, size)
+            self.text = f"what render() draws, resized to {size}x{size}"
+        else:
+            raise UserError(
+                f"{task} shows no pixels: give it uint8 image observations (height x width x 3) or an "
+                'rgb_array render mode (render_mode="rgb_array"), or train with --env.observation state.'
+            )
 
-    def _state(self) -> Frame:
-        return np.array(self._observation, dtype=np.float32)
+    def __call__(self, observation: Any) -> Frame:
+        """The frame of the environment's current state, given its observation: a new array."""
+        if self.source == "state":
+            return np.array(observation, dtype=np.float32)
+        return frame_of(self.drawing() if self.source == "render" else self.image(observation), self.frame_shape)
 
-    def _observed_image(self) -> Frame:
-        return _frame(_channels_last(self._observation), self._size)
+    def image(self, observation: Any) -> NDArray[Any]:
+        """The image in an observation."""
+        return np.asarray(observation if self._key is None else observation[self._key])
 
-    def _drawn_image(self) -> Frame:
-        return _frame(self._draw(), self._size)
-
-    def _draw(self) -> NDArray[np.uint8]:
+    def drawing(self) -> NDArray[np.uint8]:
+        """What `render()` draws."""
         try:
             picture: Any = self._env.render()
         except gymnasium.error.DependencyNotInstalled as error:
@@ -149,16 +175,81 @@ class _Gymnasium:
             )
         return picture[..., :3]
 
+    def _image_space(self) -> spaces.Space[Any]:
+        """Of the observation, or of the part of it that `image_key` names."""
+        space = self._env.observation_space
+        inner = dict(space.spaces) if isinstance(space, spaces.Dict) else {}
+        images = [name for name, part in inner.items() if image_channels(part) is not None]
+        listed = " or ".join(map(repr, images)) or "no image at all"
+        if self._key is not None:
+            if self._key not in images:
+                raise UserError(f"{self._task} observes no image {self._key!r} but {listed}: mend --env.image-key.")
+            return inner[self._key]
+        if images:
+            raise UserError(
+                f"{self._task} observes a Dict with the image {listed}: choose it with --env.image-key {images[0]}."
+            )
+        return space
+
+    def _state_shape(self) -> tuple[int, ...]:
+        space = self._env.observation_space
+        if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+            raise UserError(
+                f"{self._task} has no vector of state but {space}: "
+                "drop --env.observation state, or flatten it with gymnasium.wrappers.FlattenObservation."
+            )
+        return space.shape
+
+
+class AsTrained(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A Gymnasium environment as a policy knew it in training: observations are the frames that it saw, and a step
+    repeats its action as often, rewards summed. Actions are the environment's own."""
+
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], config: EnvConfig, action_repeat: int, on_reset: Callable[[], None]
+    ) -> None:
+        super().__init__(env)
+        self._on_reset = on_reset
+        name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+        self._sight = Sight(name, env, config)
+        self._action_repeat = action_repeat
+        shape = self._sight.frame_shape
+        self.observation_space = (
+            spaces.Box(-np.inf, np.inf, shape, np.float32)
+            if self._sight.source == "state"
+            else spaces.Box(0, 255, shape, np.uint8)
+        )
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(**options)
+        self._on_reset()
+        return self._sight(observation), info
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        if isinstance(self.action_space, spaces.Box):
+            action = np.asarray(action, dtype=self.action_space.dtype)
+        total = 0.0
+        for _ in range(self._action_repeat):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return self._sight(observation), total, terminated, truncated, info
+
 
 class _Actions:
     """Turns the agent's actions into an environment's own."""
 
     kind: Literal["continuous", "discrete"]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
 
     def __init__(self, task: str, space: spaces.Space[Any]) -> None:
         self._space = space
+        self.low, self.high, self.start = (), (), 0
+        self.shape = space.shape
         if isinstance(space, spaces.Discrete):
-            self.kind, self.size = "discrete", int(space.n)
+            self.kind, self.size, self.start = "discrete", int(space.n), int(space.start)
         elif isinstance(space, spaces.Box):
             if not space.is_bounded():
                 raise UserError(
@@ -166,9 +257,9 @@ class _Actions:
                     "gymnasium.wrappers.RescaleAction or spaces.Box(-1, 1, shape)."
                 )
             self.kind, self.size = "continuous", math.prod(space.shape)
-            self._range = ActionRange(
-                space.low.ravel().astype(np.float64), space.high.ravel().astype(np.float64)
-            )
+            low, high = (bound.ravel().astype(np.float64) for bound in (space.low, space.high))
+            self._range = ActionRange(low, high)
+            self.low, self.high = tuple(low.tolist()), tuple(high.tolist())
         else:
             raise UserError(
                 f"{task} takes actions of {type(space).__name__}, and an agent gives Box or Discrete ones: "
@@ -177,58 +268,57 @@ class _Actions:
 
     def __call__(self, action: Action) -> Any:
         if isinstance(self._space, spaces.Discrete):
-            return int(action) + int(self._space.start)
+            return int(action) + self.start
         assert isinstance(self._space, spaces.Box)
         assert isinstance(action, np.ndarray)
         return self._range(action).reshape(self._space.shape).astype(self._space.dtype)
 
 
-def _construct(identity: str, max_episode_steps: int | None) -> gymnasium.Env[Any, Any]:
-    """Makes the environment, able to draw itself if it can."""
+def _construct(identity: str, config: EnvConfig) -> gymnasium.Env[Any, Any]:
+    """Makes the environment, able to draw itself if it can, with the wrappers asked for around it."""
+    arguments: dict[str, Any] = {"max_episode_steps": config.max_episode_steps, **keyword_arguments(config.kwargs)}
     try:
-        env = gymnasium.make(identity, max_episode_steps=max_episode_steps)
+        env = gymnasium.make(identity, **arguments)
         # Only an environment that exists tells its render modes, and the mode is fixed when it is made.
-        if "rgb_array" in (env.metadata.get("render_modes") or ()):
+        if "rgb_array" in (env.metadata.get("render_modes") or ()) and "render_mode" not in arguments:
             env.close()
-            env = gymnasium.make(identity, max_episode_steps=max_episode_steps, render_mode="rgb_array")
+            env = gymnasium.make(identity, **arguments, render_mode="rgb_array")
     except (gymnasium.error.Error, ImportError) as error:
         raise UserError(_needs_package(f"gym/{identity}", error)) from error
+    except TypeError as error:
+        if config.kwargs == "{}":
+            raise
+        raise UserError(f"gym/{identity} does not take --env.kwargs {config.kwargs} ({error}): mend them.") from error
+    for reference in config.wrap:
+        env = _wrapper(reference)(env)
     return env
+
+
+def keyword_arguments(text: str) -> dict[str, Any]:
+    """What `--env.kwargs` says."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise UserError(
+            f"--env.kwargs is {text!r}, which is no JSON ({error}): write it as '{{\"friction\": 0.5}}'."
+        ) from None
+    if not isinstance(found, dict):
+        raise UserError(f"--env.kwargs is {text!r}: give a JSON object, as '{{\"friction\": 0.5}}'.")
+    return found
+
+
+def _wrapper(reference: str) -> Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]:
+    """What `--env.wrap my_module:Wrapper` names."""
+    module, _, name = reference.rpartition(":")
+    if module:
+        import_modules([module])
+    found = getattr(sys.modules.get(module), name, None)
+    if not callable(found):
+        raise UserError(f"There is no wrapper {reference!r}: write --env.wrap my_module:Wrapper.")
+    wrapper: Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]] = found
+    return wrapper
 
 
 def _needs_package(task: str, error: Exception) -> str:
     reason = " ".join(str(error).split()).rstrip(".")
     return f"{task} cannot be used as it is ({reason}): install what it needs."
-
-
-def _image_channels(space: spaces.Space[Any]) -> int | None:
-    """Channels of an image observation; None where observations are no images."""
-    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) not in (2, 3):
-        return None
-    if len(space.shape) == 2:
-        return 1
-    for channels in (space.shape[2], space.shape[0]):
-        if channels in (1, 3):
-            return channels
-    return None
-
-
-def _channels_last(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """An image observation as (height, width, channels)."""
-    if image.ndim == 2:
-        return image[..., None]
-    return image if image.shape[2] in (1, 3) else image.transpose(1, 2, 0)
-
-
-def _resized(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """(height, width, channels) squeezed to a square; an image of that size is handed on as it is."""
-    if image.shape[:2] == (size, size):
-        return image
-    grey = image.shape[2] == 1
-    picture = Image.fromarray(image[..., 0] if grey else image).resize((size, size), Image.Resampling.BOX)
-    return np.asarray(picture)[..., None] if grey else np.asarray(picture)
-
-
-def _frame(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """A new array (channels, size, size)."""
-    return _resized(image, size).transpose(2, 0, 1).copy(order="C")

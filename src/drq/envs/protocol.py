@@ -6,8 +6,9 @@ that a frame is kept once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,16 @@ class EnvSpec:
     """Mean return of uniformly random actions, where it is known."""
     perfect_return: float | None = None
     """Mean return of a perfect (Atari: human) player, where it is known."""
+    action_low: tuple[float, ...] = ()
+    """What -1 is to the environment itself, in each component of an action. Empty: -1."""
+    action_high: tuple[float, ...] = ()
+    """What 1 is to it. Empty: 1."""
+    action_shape: tuple[int, ...] | None = None
+    """Shape of the environment's own actions. None: a vector."""
+    action_start: int = 0
+    """The environment's own number of the discrete action 0."""
+    sees: str = ""
+    """Which pixels the agent sees, in words, where a task leaves that open."""
 
     @property
     def pixels(self) -> bool:
@@ -49,6 +60,14 @@ class EnvSpec:
     def observation_shape(self) -> tuple[int, ...]:
         """Shape of a stacked observation: frames concatenated along the first axis, oldest first."""
         return (self.frame_shape[0] * self.frame_stack, *self.frame_shape[1:])
+
+
+def spec_from_json(plain: Mapping[str, Any]) -> EnvSpec:
+    """The spec that `dataclasses.asdict` and JSON made plain. What an older version did not write has its default."""
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()
+    }
+    return EnvSpec(**values)
 
 
 class Step(NamedTuple):

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 from drq.envs.families import FAMILIES, family_of, split_task
 from drq.errors import UserError, did_you_mean
@@ -47,23 +48,30 @@ def letters(name: str) -> str:
 
 
 def import_modules(names: Iterable[str]) -> None:
-    """Imports modules of the user, installed or in the current folder: those that register environments."""
-    names = tuple(names)
-    folder = os.getcwd()
-    if names and folder not in sys.path:
-        sys.path.insert(0, folder)
+    """Imports modules of the user, such as those that register environments: by their names, installed or in the
+    current folder, or as files (`../my_env.py`)."""
     for name in names:
+        folder, module = os.getcwd(), name
+        if name.endswith(".py"):
+            file = Path(name).resolve()
+            if not file.is_file():
+                raise UserError(f"There is no file {name}: give --import your module's name, or its file.")
+            folder, module = str(file.parent), file.stem
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
         try:
-            importlib.import_module(name)
+            imported = importlib.import_module(module)
         except ModuleNotFoundError as error:
-            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise UserError(_failed_import(name, error)) from error
             raise UserError(
                 f"There is no module {name!r} in {folder} or among the installed packages: "
-                "give --import the name of the module that registers your environment, without .py."
+                "give --import the name of the module that registers your environment, or its file."
             ) from error
         except Exception as error:
             raise UserError(_failed_import(name, error)) from error
+        if name.endswith(".py") and Path(imported.__file__ or "").resolve() != file:
+            raise UserError(f"{name} has the name of another module, {imported.__file__}: rename the file.")
 
 
 def _failed_import(name: str, error: Exception) -> str:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from drq.config import AgentConfig, TrainConfig
 from drq.envs import FAMILIES, EnvSpec, family_of
+from drq.envs.protocol import spec_from_json
 from drq.errors import UserError
 from drq.presets import resolved
 from drq.settings import config_from_json as config_from_json
@@ -193,8 +194,7 @@ class RunFolder:
     def spec(self) -> EnvSpec:
         """The shape of the run's task."""
         try:
-            spec = dict(self.description["spec"])
-            return EnvSpec(**{**spec, "frame_shape": tuple(spec["frame_shape"])})
+            return spec_from_json(dict(self.description["spec"]))
         except (KeyError, TypeError, ValueError) as problem:
             raise UserError(
                 f"{self.config_file} does not describe its task ({_describe(problem)}): restore it."
