@@ -6,7 +6,9 @@ import dataclasses
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -107,13 +109,22 @@ def test_the_picture_of_the_readme_is_made_by_its_command(tmp_path: Path, monkey
 
 
 def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    block, deploy = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
     monkeypatch.setattr(drq, "preset", lambda name, task: small(tmp_path / "run", task), raising=False)
     names: dict[str, object] = {"image": np.zeros((24, 24, 3), np.uint8)}
     exec(block, names)
     action = names["action"]
     assert isinstance(action, np.ndarray)
     assert action.shape == (2,)
+
+    own = Path(__file__).with_name("own_env.py")
+    drq.train(small(tmp_path / "lamp", "gym/Lamp-v0", imports=(str(own),)), quiet=True)
+    monkeypatch.chdir(tmp_path)
+    drq.export("lamp", "robot.drq")
+    names = {"gymnasium": SimpleNamespace(make=lambda *_, **__: gymnasium.make("Lamp-v0")), "drq": drq}
+    exec(deploy, names)
+    assert names["done"]
+    assert names["truncated"]
 
 
 def test_the_python_of_the_configuration_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from drq.errors import UserError
     from drq.presets import preset
     from drq.training.components import describe
+    from drq.training.export import export
     from drq.training.loop import TrainResult, train
-    from drq.training.policy import TrainedPolicy, evaluate, load
+    from drq.training.policy import TrainedPolicy, evaluate, load, wrap
 
 _HOMES = {
     "drq.agents": ("Agent", "make_agent"),
@@ -47,7 +48,8 @@ _HOMES = {
     "drq.presets": ("preset",),
     "drq.training.components": ("describe",),
     "drq.training.loop": ("TrainResult", "train"),
-    "drq.training.policy": ("TrainedPolicy", "evaluate", "load"),
+    "drq.training.export": ("export",),
+    "drq.training.policy": ("TrainedPolicy", "evaluate", "load", "wrap"),
 }
 
 try:
@@ -74,10 +76,12 @@ __all__ = [
     "augmentation",
     "describe",
     "evaluate",
+    "export",
     "load",
     "make_agent",
     "preset",
     "train",
+    "wrap",
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ USAGE = """usage: drq COMMAND ...
   demo      see augmentation work in five minutes
   train     train an agent: drq train dmc/walker-walk --preset planet
   eval      play a trained agent: drq eval runs/walker --episodes 10 --video walker.mp4
+  export    take the policy away in one file: drq export runs/walker --out walker.drq
   tasks     list the tasks and their action repeats
   suite     the paper's experiments: drq suite list; drq suite run planet; drq suite status runs/planet
   report    a page with curves and tables: drq report runs/planet --out report.html
@@ -58,18 +60,29 @@ def train_command(args: list[str]) -> None:
     train(config)
 
 
+Imports = Annotated[tuple[str, ...], arg(aliases=["--import"])]
+
+
 @dataclass(frozen=True)
 class EvalArguments:
     """Plays evaluation episodes with a trained agent and prints its return."""
 
     run: Positional[Path]
-    """The run folder."""
+    """The run folder, or a file that `drq export` wrote."""
     episodes: int | None = None
     """How many episodes. Unset: as in the run's own evaluations."""
     video: Path | None = None
     """Write a video of the first episode here."""
     seed: int = 0
     """Another seed gives other episodes."""
+    imports: Imports = ()
+    """Modules imported first, by name or as a file (../my_env.py), such as the one that registers your environment."""
+    stochastic: bool = False
+    """Play the exploring policy, as training does."""
+    json: bool = False
+    """Print JSON: each episode's return and length."""
+    render: Literal["human"] | None = None
+    """`human` shows the episodes in a window, one after the other."""
 
 
 def eval_command(args: list[str]) -> None:
@@ -79,10 +92,56 @@ def eval_command(args: list[str]) -> None:
     options = tyro.cli(EvalArguments, prog="drq eval", args=args)
     if options.episodes is not None and options.episodes < 1:
         raise UserError("--episodes must be 1 or more.")
-    played = evaluate(options.run, episodes=options.episodes, video=options.video, seed=options.seed)
+    played = evaluate(
+        options.run,
+        episodes=options.episodes,
+        video=options.video,
+        seed=options.seed,
+        imports=options.imports,
+        stochastic=options.stochastic,
+        render=options.render,
+    )
+    if options.json:
+        episodes = [{"return": episode.score, "agent_steps": episode.agent_steps} for episode in played.episodes]
+        print(json.dumps({"return_mean": played.mean, "return_std": played.std, "episodes": episodes}, indent=2))
+        return
     print(f"return {played.mean:.1f} ± {played.std:.1f} over {len(played.episodes)} episodes")
     if options.video is not None:
         print(f"video: {options.video}")
+
+
+@dataclass(frozen=True)
+class ExportArguments:
+    """Writes a trained policy to one file: the weights that acting needs, preprocessing and action range."""
+
+    run: Positional[Path]
+    """The run folder, or a .drq file."""
+    out: Path
+    """The file to write."""
+    format: Literal["drq", "onnx", "pt2"] = "drq"
+    """drq is for `drq.load` and `drq eval`; onnx and pt2 (torch.export) are the network with its preprocessing as one
+    graph, checked against the policy's own actions."""
+    dtype: Literal["float32", "bf16"] = "float32"
+    """Of the weights in a drq file: bf16 halves it."""
+    frame: str | None = None
+    """Raw frames that a graph takes, as 480x640x3; it resizes them as training did. Unset: as the agent sees them."""
+    imports: Imports = ()
+    """Modules imported first, where the agent is one of your own."""
+
+
+def export_command(args: list[str]) -> None:
+    """Writes a trained policy to one file."""
+    from drq.training.export import export
+
+    options = tyro.cli(ExportArguments, prog="drq export", args=args)
+    try:
+        frame = [int(side) for side in options.frame.split("x")] if options.frame else None
+    except ValueError:
+        raise UserError(f"--frame is {options.frame!r}: write it as 480x640x3.") from None
+    out = export(
+        options.run, options.out, format=options.format, dtype=options.dtype, frame=frame, imports=options.imports
+    )
+    print(f"{out}: {out.stat().st_size / 1e6:.2f} MB")
 
 
 @dataclass(frozen=True)
@@ -91,7 +150,7 @@ class TasksArguments:
 
     family: Positional[str | None] = None
     """dmc, atari, gym or toy. Unset: all."""
-    imports: Annotated[tuple[str, ...], arg(aliases=["--import"])] = ()
+    imports: Imports = ()
     """Modules imported first, such as the one that registers your environment."""
 
 
@@ -192,6 +251,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "demo": demo_command,
     "train": train_command,
     "eval": eval_command,
+    "export": export_command,
     "tasks": tasks_command,
     "suite": suite_command,
     "report": report_command,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from drq.agents.protocol import Agent
 from drq.engine import Actor, EngineSettings, to_action
@@ -127,9 +128,20 @@ class Evaluator:
         self._group_of(self._width(episodes, min_agent_steps))
 
     def evaluate(
-        self, seed: int, *, episodes: int, min_agent_steps: int = 0, video: bool = False
+        self,
+        seed: int,
+        *,
+        episodes: int,
+        min_agent_steps: int = 0,
+        video: bool = False,
+        exploring_at: int | None = None,
+        show: Callable[[NDArray[np.uint8]], None] | None = None,
     ) -> Evaluation:
-        """Plays `episodes` episodes, or whole episodes until `min_agent_steps` are played."""
+        """Plays `episodes` episodes, or whole episodes until `min_agent_steps` are played.
+
+        `exploring_at`: not the evaluation's actions but those of training, at that agent step.
+        `show` is called with a picture of every state.
+        """
         generator = torch.Generator().manual_seed(seed)
         width = self._width(episodes, min_agent_steps)
         group = self._group_of(width)
@@ -156,11 +168,18 @@ class Evaluator:
         def record(slot: int) -> None:
             if video and number_in[slot] == 0:
                 snapshots.append(group.snapshot(slot))
+            if show is not None:
+                show(group.develop([group.snapshot(slot)])[0])
+
+        def noise() -> Tensor:
+            if exploring_at is None:
+                return self.agent.evaluation(width, generator)
+            return self.agent.exploration(width, exploring_at, generator)
 
         begin(range(width))
         while number_in:
             # Idle places are acted for as well: one batch shape for the whole evaluation.
-            actions = self._actor.act(observations, self.agent.evaluation(width, generator))
+            actions = self._actor.act(observations, noise())
             steps = group.step({slot: to_action(actions[slot], spec) for slot in number_in})
             for slot, step in steps.items():
                 episode = numbered.begun[number_in[slot]]

@@ -13,7 +13,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import safetensors.torch
 import torch
@@ -63,13 +63,16 @@ class EvaluationService(Protocol):
     def close(self) -> None: ...
 
 
-def make_evaluator(config: TrainConfig, agent: Agent, engine: EngineSettings) -> Evaluator:
-    """Plays evaluation episodes of a run's task. The agent may be changed between two evaluations."""
+def make_evaluator(
+    config: TrainConfig, agent: Agent, engine: EngineSettings, parallel: int | None = None
+) -> Evaluator:
+    """Plays evaluation episodes of a run's task, so many at once (None: as suits the task). The agent may be changed
+    between two evaluations."""
     return Evaluator(
         agent,
         lambda count: make_group(config, count),
         engine,
-        parallel=family_of(config.task).episodes_at_once,
+        parallel=parallel or family_of(config.task).episodes_at_once,
     )
 
 
@@ -124,7 +127,7 @@ class InlineEvaluation:
         return [float(score) for score in evaluation.scores]
 
     @property
-    def _length(self) -> dict[str, int]:
+    def _length(self) -> dict[str, Any]:
         config = self._config.eval
         return {"episodes": config.episodes, "min_agent_steps": config.min_agent_steps}
 

@@ -1,111 +1,241 @@
-"""A trained agent to use: `drq.load(path).act(observation)`."""
+"""A trained agent to use: `drq.load(path).act(frame)`."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import gymnasium
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from drq.config import TrainConfig
-from drq.engine import Actor, EngineSettings, choose_device, to_action
-from drq.envs.protocol import Action, EnvSpec
+from drq import envs
+from drq.agents import Agent
+from drq.config import EngineConfig, TrainConfig
+from drq.engine import Actor, EngineSettings, choose_device
+from drq.envs import EnvSpec, family_of
+from drq.envs.episode import ActionRange
+from drq.envs.pictures import frame_of
 from drq.errors import UserError
 from drq.training.checkpoint import load_weights
 from drq.training.components import make_acting_agent
-from drq.training.evaluate import Evaluation, FrameStack
+from drq.training.evaluate import Evaluation, FrameStack, blank_observations
 from drq.training.evaluation_service import make_evaluator
 from drq.training.folder import RunFolder
+from drq.training.policy_file import read_policy_file
 from drq.training.seeds import Purpose, seed_for
 from drq.training.video import NO_FFMPEG, ffmpeg_available, save_video
+from drq.training.window import open_window
 
 
 class TrainedPolicy:
-    """The policy of a run, ready to act.
+    """The policy of a run, ready to act: raw frames in, actions in the environment's own range out.
 
     It keeps the stack of recent frames itself: call `reset` when an episode begins, then `act` with each new frame.
     """
 
-    def __init__(self, config: TrainConfig, spec: EnvSpec, checkpoint: Path) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        spec: EnvSpec,
+        load_into: Callable[[Agent], int],
+        *,
+        stochastic: bool = False,
+        device: Literal["auto", "cpu", "cuda"] = "auto",
+    ) -> None:
+        """`load_into` puts the weights into an agent and gives the agent step they are from."""
         self.config = config
         self.spec = spec
-        self.device = choose_device("auto")
-        self.engine = EngineSettings.resolve(config.engine, self.device, config.agent)
-        self.agent = make_acting_agent(config, spec, self.engine)
-        self.agent_step = load_weights(checkpoint, self.agent)
+        self.stochastic = stochastic
+        self.device = choose_device(device)
+        self.engine = EngineSettings.resolve(_engine_here(config.engine, self.device), self.device, config.agent)
+        # Acting augments nothing, and so needs no module of the user's that an augmentation may be in.
+        acting = dataclasses.replace(config, agent=dataclasses.replace(config.agent, augmentation="none"))
+        self.agent = make_acting_agent(acting, spec, self.engine)
+        self.agent_step = load_into(self.agent)
         self._actor = Actor(self.agent, self.engine)
         self._generator = torch.Generator().manual_seed(0)
-        self._stack = FrameStack(spec)
-        self._begins = True
+        self._own_action = own_actions(spec)
+        self._observations = blank_observations(spec, 0)
+        self._stacks: list[FrameStack] = []
+        self._begins: NDArray[np.bool_] = np.zeros(0, dtype=bool)
 
-    def reset(self) -> None:
-        """Forgets the frames of the last episode."""
-        self._begins = True
+    def reset(self, which: NDArray[np.bool_] | None = None) -> None:
+        """Forgets the frames of the last episode; of a batch, in those places that `which` marks (unset: in all)."""
+        if which is None:
+            self._stacks = []
+        else:
+            self._begins |= np.asarray(which, dtype=bool)
 
-    def act(self, observation: NDArray[Any]) -> Action:
-        """The evaluation action for the newest frame.
+    def act(self, observation: Any) -> Any:
+        """The action for the newest frame: the greedy one (of SAC the mean), or one of the exploring policy where the
+        policy was loaded with `stochastic`.
 
         Args:
-            observation: one image, (height, width, channels) or (channels, height, width) of uint8 in the size the
-                run was trained with, or a state vector.
+            observation: one image of any size, (height, width, channels) or (channels, height, width) of uint8 or of
+                floats in [0, 1]; it is made grey and resized as in training. Or a state vector. A batch has one axis
+                more, in front.
 
         Returns:
-            A vector in [-1, 1], or the number of a discrete action.
+            What the environment's `step` takes: an array in the range of its action space, or the number of a discrete
+            action. Of a batch an array of those.
         """
-        frame = self._frame(observation)
-        if self._begins:
-            self._stack.reset(frame)
-            self._begins = False
-        else:
-            self._stack.push(frame)
-        noise = self.agent.evaluation(1, self._generator)
-        return to_action(self._actor.act(self._stack.observation[None], noise)[0], self.spec)
+        array = np.asarray(observation)
+        batch = array.ndim == (4 if self.spec.pixels else 2)
+        frames = [self._frame(each) for each in (array if batch else [array])]
+        if not self._stacks:
+            self._observations = blank_observations(self.spec, len(frames))
+            self._stacks = [FrameStack(self.spec, memory) for memory in self._observations]
+            self._begins = np.ones(len(frames), dtype=bool)
+        if len(frames) != len(self._stacks):
+            raise UserError(
+                f"{len(frames)} frames were given and {len(self._stacks)} before: call reset() when an episode begins."
+            )
+        for stack, frame, begins in zip(self._stacks, frames, self._begins, strict=True):
+            (stack.reset if begins else stack.push)(frame)
+        self._begins[:] = False
+        actions = [self._own_action(row) for row in self._actor.act(self._observations, self._noise(len(frames)))]
+        return np.stack(actions) if batch else actions[0]
+
+    def _noise(self, count: int) -> torch.Tensor:
+        if self.stochastic:
+            return self.agent.exploration(count, self.agent_step, self._generator)
+        # Without random numbers an agent does what it thinks best.
+        return torch.zeros_like(self.agent.evaluation(count, self._generator))
 
     def _frame(self, observation: NDArray[Any]) -> NDArray[Any]:
-        frame = np.asarray(observation)
         wanted = self.spec.frame_shape
-        if self.spec.pixels and frame.ndim == 3 and frame.shape == (*wanted[1:], wanted[0]):
-            frame = frame.transpose(2, 0, 1)
-        if frame.shape != wanted:
+        if self.spec.pixels:
+            return frame_of(observation, wanted, family_of(self.spec.task).resize)
+        if observation.shape != wanted:
             raise UserError(
-                f"An observation of shape {frame.shape} was given and the policy was trained on {wanted}: "
-                "resize the image to it, and give one frame, not a stack."
+                f"A state of shape {observation.shape} was given and the policy was trained on {wanted}: give that."
             )
-        if self.spec.pixels and frame.dtype != np.uint8:
-            raise UserError(f"Pixels of type {frame.dtype} were given: give uint8 values from 0 to 255.")
-        return frame
+        return observation.astype(np.float32)
 
 
-def load(path: str | Path) -> TrainedPolicy:
-    """Loads the policy of a run folder, from its latest checkpoint."""
-    folder = RunFolder(Path(path))
-    return TrainedPolicy(folder.config, folder.spec, folder.checkpoint)
+def own_actions(spec: EnvSpec) -> Callable[[NDArray[Any]], Any]:
+    """From an agent's action to one as the environment itself takes it. A run folder of the time when ranges were not
+    written down has [-1, 1]."""
+    if spec.action_kind == "discrete":
+        return lambda row: int(np.asarray(row).reshape(())) + spec.action_start
+    scale = ActionRange(*action_bounds(spec))
+    return lambda row: scale(row).astype(np.float32).reshape(action_shape(spec))
+
+
+def action_bounds(spec: EnvSpec) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The range of each component of the environment's own actions."""
+    low, high = spec.action_low or [-1.0] * spec.action_size, spec.action_high or [1.0] * spec.action_size
+    return np.array(low, dtype=np.float64), np.array(high, dtype=np.float64)
+
+
+def action_shape(spec: EnvSpec) -> tuple[int, ...]:
+    """Of the environment's own actions, where they are continuous."""
+    return (spec.action_size,) if spec.action_shape is None else spec.action_shape
+
+
+def _engine_here(engine: EngineConfig, device: torch.device) -> EngineConfig:
+    """The run's settings, less what only the machine that it was trained on can do."""
+    if device.type == "cuda":
+        return engine
+    precision = "float32" if engine.precision == "tf32" else engine.precision
+    return EngineConfig(precision=precision)
+
+
+def load(
+    path: str | Path,
+    *,
+    imports: Sequence[str] = (),
+    stochastic: bool = False,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+) -> TrainedPolicy:
+    """Loads a policy.
+
+    Args:
+        path: a run folder, of which the latest checkpoint is taken, or a file that `drq export` wrote.
+        imports: modules (names, or files that end in .py) to import first. Nothing else of the user's is imported:
+            acting needs none, `evaluate` the one that registers the environment.
+        stochastic: act as in training, with exploration.
+        device: where to act.
+    """
+    return TrainedPolicy(*read_policy(path, imports), stochastic=stochastic, device=device)
+
+
+def read_policy(
+    path: str | Path, imports: Sequence[str] = ()
+) -> tuple[TrainConfig, EnvSpec, Callable[[Agent], int]]:
+    """What a `TrainedPolicy` is made of, from a run folder or a file."""
+    envs.import_modules(imports)
+    path = Path(path)
+    if path.is_file():
+        file = read_policy_file(path)
+        config, spec, load_into = file.config, file.spec, file.load_into
+    else:
+        folder = RunFolder(path)
+        config, spec = folder.config, folder.spec
+
+        def load_into(agent: Agent) -> int:
+            return load_weights(folder.checkpoint, agent)
+
+    # Modules that a folder names are not imported: it may be a stranger's.
+    return dataclasses.replace(config, imports=tuple(imports)), spec, load_into
+
+
+def wrap(
+    env: gymnasium.Env[Any, Any], policy: TrainedPolicy, *, action_repeat: int | None = None
+) -> gymnasium.Env[Any, Any]:
+    """A Gymnasium environment as the policy knew it in training: its observations are the frames that the policy saw,
+    one step repeats its action as often, and a reset resets the policy.
+
+    Args:
+        env: the environment; made with `render_mode="rgb_array"` where the policy saw what it draws.
+        policy: from `drq.load`.
+        action_repeat: another number of repeats than in training, as 1 for an environment that repeats actions itself.
+    """
+    from drq.envs.gym import AsTrained
+
+    repeat = policy.spec.action_repeat if action_repeat is None else action_repeat
+    return AsTrained(env, policy.config.env, repeat, policy.reset)
 
 
 def evaluate(
-    path: str | Path, *, episodes: int | None = None, video: str | Path | None = None, seed: int = 0
+    path: str | Path,
+    *,
+    episodes: int | None = None,
+    video: str | Path | None = None,
+    seed: int = 0,
+    imports: Sequence[str] = (),
+    stochastic: bool = False,
+    render: Literal["human"] | None = None,
 ) -> Evaluation:
     """Plays evaluation episodes with a trained policy.
 
     Args:
-        path: the run folder.
+        path: a run folder, or a file that `drq export` wrote.
         episodes: how many. None: as the run's own evaluations.
         video: where to write a video of the first episode, if anywhere.
         seed: another seed gives other episodes.
+        imports: modules to import first, such as the one that registers the environment.
+        stochastic: play the exploring policy.
+        render: "human" shows the episodes in a window, one after the other.
     """
     if video is not None and not ffmpeg_available():
         raise UserError(NO_FFMPEG)
-    policy = load(path)
+    show = open_window() if render == "human" else None
+    policy = load(path, imports=imports, stochastic=stochastic)
     config = policy.config
-    evaluator = make_evaluator(config, policy.agent, policy.engine)
+    evaluator = make_evaluator(config, policy.agent, policy.engine, parallel=1 if show else None)
     try:
         played = evaluator.evaluate(
             seed_for(seed, Purpose.EVALUATION),
             episodes=episodes or config.eval.episodes,
             min_agent_steps=0 if episodes else config.eval.min_agent_steps,
             video=video is not None,
+            exploring_at=policy.agent_step if stochastic else None,
+            show=show,
         )
     finally:
         evaluator.close()

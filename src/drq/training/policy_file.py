@@ -1,0 +1,118 @@
+"""A policy in one file: the weights that acting needs, the task's shapes, preprocessing and action range.
+
+It is a safetensors file with a description in its header: no replay, nothing that is executed when it is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from drq.agents import Agent
+from drq.config import TrainConfig
+from drq.envs import EnvSpec
+from drq.envs.protocol import spec_from_json
+from drq.errors import UserError
+from drq.settings import config_from_json, config_to_json
+
+FORMAT = 1
+"""Version of the file's layout."""
+
+
+class PolicyFile(NamedTuple):
+    """What is in the file."""
+
+    config: TrainConfig
+    spec: EnvSpec
+    agent_step: int
+    weights: dict[str, Tensor]
+
+    def load_into(self, agent: Agent) -> int:
+        """Puts the weights into an agent; gives the agent step they are from. What acting does not need is left."""
+        own = agent.modules.state_dict()
+        missing = [name for name in acting_weights(agent, self.spec) if name not in self.weights]
+        strange = [name for name, w in self.weights.items() if name not in own or own[name].shape != w.shape]
+        if missing or strange:
+            named = (missing + strange)[0]
+            raise UserError(f"The policy's weights do not fit its settings ({named}): export it again.")
+        agent.modules.load_state_dict(self.weights, strict=False)
+        return self.agent_step
+
+
+def write_policy_file(path: Path, policy: PolicyFile) -> None:
+    """The file appears whole or not at all."""
+    # Where it was trained, and which modules of the user's were imported, are nobody else's business.
+    config = dataclasses.replace(policy.config, dir=None, imports=())
+    described = {
+        "format": FORMAT,
+        "config": config_to_json(config),
+        "spec": dataclasses.asdict(policy.spec),
+        "agent_step": policy.agent_step,
+    }
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(policy.weights, unfinished, {"drq": json.dumps(described)})
+        os.replace(unfinished, path)
+    except (OSError, SafetensorError) as error:
+        unfinished.unlink(missing_ok=True)
+        raise UserError(f"{path} cannot be written ({error}): choose another --out.") from error
+
+
+def read_policy_file(path: Path) -> PolicyFile:
+    """What `drq export` wrote."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            described: Mapping[str, Any] = json.loads((file.metadata() or {})["drq"])
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        if described["format"] != FORMAT:
+            raise UserError(
+                f"{path} is a policy of format {described['format']} and this version of drq reads {FORMAT}: "
+                "use the version that wrote it."
+            )
+        config = config_from_json(described["config"])
+        return PolicyFile(config, spec_from_json(described["spec"]), int(described["agent_step"]), weights)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} is no policy that `drq export` wrote ({str(error).splitlines()[0]}): name its .drq file, or a run "
+            "folder."
+        ) from error
+
+
+class _UsedParameters(TorchFunctionMode):
+    """Notes which of some tensors are computed with."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()
+        self._names = names
+        self.found: set[str] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in tree_leaves((args, kwargs or {})):
+            if isinstance(leaf, Tensor) and id(leaf) in self._names:
+                self.found.add(self._names[id(leaf)])
+        return func(*args, **(kwargs or {}))
+
+
+def acting_weights(agent: Agent, spec: EnvSpec) -> list[str]:
+    """Names of the weights that acting computes with: found by acting once, so that it is so for any agent."""
+    names = {
+        id(tensor): name for name, tensor in (*agent.modules.named_parameters(), *agent.modules.named_buffers())
+    }
+    device = agent.backend.device
+    observation = torch.zeros(1, *spec.observation_shape, dtype=torch.uint8 if spec.pixels else torch.float32)
+    noise = agent.evaluation(1, torch.Generator().manual_seed(0))
+    with _UsedParameters(names) as used:
+        agent.act(observation.to(device), noise.to(device))
+    return [name for name in names.values() if name in used.found]
