@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import load_file
 
 from drq.config import EnvConfig, EvalConfig, ReplayConfig, SACConfig, TrainConfig
-from drq.presets import preset
+from drq.presets import preset_values
 
 
 def small(directory: Path, task: str = "toy/reach", **changes: Any) -> TrainConfig:
     """A SAC run of 120 agent steps that crosses everything: seed steps, ring wrap, evaluations, checkpoints."""
     config = dataclasses.replace(
-        preset("cpu", task),
+        preset_values("cpu", task),
         dir=str(directory),
         device="cpu",
         steps=120,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -31,27 +31,47 @@ USAGE = """usage: drq COMMAND ...
 """
 
 
+OFTEN_USED = """The options used most:
+  --preset NAME             where to start from: {presets}
+  --steps N                 how long to train
+  --seed N                  everything random follows from it
+  --dir FOLDER              where the run is kept; the same command again resumes it
+  --device cpu|cuda         where the agent learns
+  --import MODULE           a module or file of yours that registers environments
+  --config FILE             settings from a TOML file, or from the config.json of another run
+  --agent.augmentation F    shift, cutout, rotate, intensity, none, ... joined by +
+  --agent.k N --agent.m N   views averaged in targets and in losses
+  --eval.every N            steps between evaluations
+"""
+
+
 def train_command(args: list[str]) -> None:
     """Trains an agent, or resumes it: the same command again goes on where the folder's checkpoint is."""
     from drq import presets
     from drq.agents import AGENTS
     from drq.config import TrainConfig
-    from drq.envs import check_task
+    from drq.settings import flat
     from drq.training.loop import train
 
-    task, args = _task(args)
+    file, args = _take_option(args, "--config")
+    settings = presets.settings_in(Path(file)) if file else {}
+    task, args = _task(args, settings.get("task"))
     preset_name, args = _take_option(args, "--preset")
     agent_name, args = _take_option(args, "--agent")
-    modules = [value for flag, value in pairwise(args) if flag in ("--import", "--imports")]
-    asks_for_help = "-h" in args or "--help" in args
-    if not asks_for_help:
-        task = check_task(task, modules)
-    agent = presets.agent_config(agent_name, task, preset_name)
-    default = presets.preset(preset_name or presets.default_preset(task), task, agent)
+    # What must be known before the defaults of all the rest are: which environment it is, and so which agent suits.
+    early = {
+        "preset": preset_name,
+        "agent.type": agent_name,
+        "imports": _values(args, "--import", "--imports"),
+        "env.kwargs": _take_option(args, "--env.kwargs")[0],
+        "env.wrap": _values(args, "--env.wrap"),
+    }
+    settings = flat(settings) | {name: value for name, value in early.items() if value}
+    default = presets.configure(task, settings)
     config = tyro.cli(
         TrainConfig,
-        prog=f"drq train TASK [--preset NAME] [--agent {'|'.join(AGENTS)}]",
-        description=f"{train_command.__doc__}\n\nPresets: {', '.join(presets.PRESETS)}. "
+        prog=f"drq train TASK [--preset NAME] [--agent {'|'.join(AGENTS)}] [--config FILE]",
+        description=f"{train_command.__doc__}\n\n{OFTEN_USED.format(presets=', '.join(presets.PRESETS))}\n"
         f"The defaults below are those of {default.preset!r} for {task}.",
         default=default,
         args=args,
@@ -157,14 +177,14 @@ class TasksArguments:
 def tasks_command(args: list[str]) -> None:
     """Lists the tasks."""
     from drq.envs import import_modules, task_names
-    from drq.presets import preset
+    from drq.presets import preset_values
 
     options = tyro.cli(TasksArguments, prog="drq tasks", args=args)
     import_modules(options.imports)
     names = task_names(options.family)
     print(f"{'task':40}  action repeat (from state: none)")
     for task in names:
-        planet, dreamer = (preset(name, task).env.action_repeat for name in ("planet", "dreamer"))
+        planet, dreamer = (preset_values(name, task).env.action_repeat for name in ("planet", "dreamer"))
         both = str(planet) if planet == dreamer else f"{planet} (planet, ablation, cpu), {dreamer} (dreamer)"
         print(f"{task:40}  {both}")
 
@@ -260,10 +280,12 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 }
 
 
-def _task(args: list[str]) -> tuple[str, list[str]]:
-    """The task is the first word that is no option."""
+def _task(args: list[str], default: str | None) -> tuple[str, list[str]]:
+    """The task is the first word, if that is no option."""
     if args and not args[0].startswith("-"):
         return args[0], args[1:]
+    if default is not None:
+        return default, args
     if "-h" in args or "--help" in args:
         return "dmc/walker-walk", args
     raise UserError("Name the task first, such as: drq train dmc/walker-walk --preset planet (`drq tasks` lists them).")
@@ -279,6 +301,15 @@ def _take_option(args: list[str], name: str) -> tuple[str | None, list[str]]:
         if word.startswith(name + "="):
             return word.partition("=")[2], args[:at] + args[at + 1 :]
     return None, args
+
+
+def _values(args: list[str], *names: str) -> list[str]:
+    """The words that follow an option of several values."""
+    found: list[str] = []
+    for at, word in enumerate(args):
+        if word in names:
+            found += itertools.takewhile(lambda each: not each.startswith("-"), args[at + 1 :])
+    return found
 
 
 def main(args: list[str] | None = None) -> None:

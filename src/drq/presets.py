@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import json
+import tomllib
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from drq import envs
 from drq.agents import AGENTS, agent_name
@@ -20,6 +23,7 @@ from drq.config import (
 )
 from drq.envs import family_of
 from drq.errors import UserError, did_you_mean
+from drq.settings import flat, override
 
 PLANET_ACTION_REPEAT = {
     "dmc/cartpole-swingup": 8,
@@ -148,12 +152,29 @@ PRESETS: dict[str, Callable[[str], TrainConfig]] = {
 }
 
 
-def preset(name: str, task: str, agent: AgentConfig | None = None) -> TrainConfig:
-    """The settings of a preset for a task, with another agent than the preset's if one is given."""
+def preset(name: str, task: str, agent: AgentConfig | None = None, env: EnvConfig | None = None) -> TrainConfig:
+    """The settings of a preset for a task.
+
+    Args:
+        name: of the preset.
+        task: such as `dmc/walker-walk`.
+        agent: settings of an agent. None: the preset's own, or where the task's actions do not suit that the one which
+            suits.
+        env: how to make the environment, where it takes more than its name to know its actions.
+    """
+    config = preset_values(name, task)
+    if agent is None:
+        actions = envs.action_kind(task, env or config.env)
+        suited = AGENTS[agent_name(config.agent)].actions == actions
+        agent = config.agent if suited else next(k.config() for k in AGENTS.values() if k.actions == actions)
+    return dataclasses.replace(config, agent=agent)
+
+
+def preset_values(name: str, task: str) -> TrainConfig:
+    """The settings of a preset, with its own agent, whether that suits the task or not."""
     if name not in PRESETS:
         raise UserError(f"There is no preset {name!r}.{did_you_mean(name, PRESETS)} Choose from {', '.join(PRESETS)}.")
-    config = PRESETS[name](task)
-    return config if agent is None else dataclasses.replace(config, agent=agent)
+    return PRESETS[name](task)
 
 
 def default_preset(task: str) -> str:
@@ -161,28 +182,45 @@ def default_preset(task: str) -> str:
     return family_of(task).preset
 
 
-def agent_config(name: str | None, task: str, preset_name: str | None) -> AgentConfig | None:
-    """Settings of the agent of this name; None leaves the preset's own.
-
-    Where none is named and the task's actions do not suit the preset's agent, the one that suits is taken.
-    """
-    if name is None:
-        actions = _action_kind(task)
-        chosen = preset(preset_name or default_preset(task), task).agent
-        if AGENTS[agent_name(chosen)].actions == actions:
-            return None
-        name = next(other for other, kind in AGENTS.items() if kind.actions == actions)
+def agent_config(name: str) -> AgentConfig:
+    """Settings of the agent of this name."""
     if name not in AGENTS:
         raise UserError(f"There is no agent {name!r}. Choose from {', '.join(AGENTS)}.")
     return AGENTS[name].config()
 
 
-def _action_kind(task: str) -> str:
-    if kind := family_of(task).action_kind:
-        return kind
-    env = envs.make(task, EnvConfig(), 1)
-    env.close()
-    return env.spec.action_kind
+def configure(task: str, settings: Mapping[str, Any]) -> TrainConfig:
+    """The run that a task and settings describe, by their names: nested (`{"agent": {"k": 1}}`) or dotted
+    (`{"agent.k": 1}`). `preset` names the preset that they change, `agent` or `agent.type` the agent."""
+    named = flat(dict(settings))
+    kwargs = {name: named.pop(name) for name in list(named) if name.startswith("env.kwargs.")}
+    if kwargs:
+        named["env.kwargs"] = json.dumps({name.removeprefix("env.kwargs."): value for name, value in kwargs.items()})
+    task = envs.check_task(task, named.get("imports", ()))
+    chosen = named.pop("preset", None) or default_preset(task)
+    type_named = named.pop("agent.type", None)
+    agent = named.pop("agent", None) or type_named
+    values = preset_values(chosen, task)
+    env = override(values, {name: value for name, value in named.items() if name.startswith("env.")}).env
+    own = values.agent if agent == agent_name(values.agent) else None
+    config = preset(chosen, task, own or (agent_config(agent) if agent else None), env)
+    return override(config, {name: value for name, value in named.items() if name != "task"})
+
+
+def settings_in(file: Path) -> dict[str, Any]:
+    """The settings in a TOML file or in the config.json of a run, for a run of one's own: in a folder of its own, and
+    importing no module that somebody else's run names."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        if file.suffix == ".toml":
+            return tomllib.loads(text)
+        plain: dict[str, Any] = json.loads(text)["config"]
+        return {name: value for name, value in plain.items() if name not in ("dir", "imports")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"--config {file} cannot be read ({type(error).__name__}: {error}): "
+            "give a TOML file, or the config.json of a run."
+        ) from None
 
 
 def action_repeat_for(config: TrainConfig) -> int:

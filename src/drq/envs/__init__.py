@@ -5,6 +5,8 @@ Importing this package loads no simulator: each family's module is imported when
 
 from __future__ import annotations
 
+from typing import Literal
+
 from drq.config import EnvConfig
 from drq.envs.families import FAMILIES, Family, family_of, split_task
 from drq.envs.group import EnvironmentGroup, ThreadedGroup
@@ -21,6 +23,7 @@ __all__ = [
     "Family",
     "Frame",
     "Step",
+    "action_kind",
     "check_settings",
     "check_task",
     "family_of",
@@ -41,7 +44,16 @@ def make(task: str, config: EnvConfig, action_repeat: int) -> Environment:
     """
     family, name = split_task(check_task(task))
     check_settings(config, action_repeat)
+    if not FAMILIES[family].of_the_users and (config.kwargs != "{}" or config.wrap or config.image_key):
+        raise UserError(f"--env.kwargs, --env.wrap and --env.image-key are for gym tasks, not {task}: leave them out.")
     return FAMILIES[family].load().make(name, config, action_repeat)
+
+
+def action_kind(task: str, config: EnvConfig) -> Literal["continuous", "discrete"]:
+    """Which actions a task takes. Its row tells, or its file does."""
+    family, name = split_task(check_task(task))
+    row = FAMILIES[family]
+    return row.action_kind or row.load_kinds().action_kind(name, config)
 
 
 def make_group(task: str, config: EnvConfig, action_repeat: int, count: int) -> EnvironmentGroup:

@@ -33,6 +33,12 @@ class FamilyModule(Protocol):
         ...
 
 
+class KindModule(Protocol):
+    """The file of a family whose row does not say which actions its tasks take."""
+
+    def action_kind(self, name: str, config: EnvConfig) -> Literal["continuous", "discrete"]: ...
+
+
 class GroupModule(Protocol):
     """The file of a family whose environments share work when they are played side by side."""
 
@@ -56,7 +62,7 @@ class Family:
     preset: str = "planet"
     """The preset of a command that names none."""
     action_kind: Literal["continuous", "discrete"] | None = None
-    """None: an environment's own, known once it is made."""
+    """None: its module is a `KindModule`."""
     action_repeat: int = 1
     """Env steps per agent step where neither a preset nor the user says another number."""
     budget_counts: Literal["env_step", "agent_step"] = "env_step"
@@ -65,6 +71,8 @@ class Family:
     """Of a frame, for those who need its shape without its simulator."""
     resize: Resize = "box"
     """How pictures of another size than the agent sees are made smaller."""
+    of_the_users: bool = False
+    """Whether its environments are users' own: they take arguments, wrappers and a choice of images."""
     has_render_setting: bool = False
     """Whether `--env.render` changes its pictures."""
     packages: tuple[str, ...] = ()
@@ -92,6 +100,9 @@ class Family:
 
     def load(self) -> FamilyModule:
         return cast(FamilyModule, importlib.import_module(self.module))
+
+    def load_kinds(self) -> KindModule:
+        return cast(KindModule, importlib.import_module(self.module))
 
     def load_groups(self) -> GroupModule | None:
         if self.group_module is None:
@@ -134,7 +145,8 @@ _ROWS = (
     Family(
         "gym",
         module="drq.envs.gym",
-        hint=" If it is your own, name the module that registers it: --import my_module.",
+        of_the_users=True,
+        hint=" If it is your own, name the module that registers it: --import my_module (in Python, import it).",
     ),
     Family("toy", module="drq.envs.toy", preset="cpu"),
 )

@@ -56,6 +56,13 @@ def names() -> list[str]:
     return sorted(identity for _, identity in newest.values())
 
 
+def action_kind(identity: str, config: EnvConfig) -> Literal["continuous", "discrete"]:
+    """Known once it is made."""
+    env = _construct(identity, config)
+    env.close()
+    return _Actions(f"gym/{identity}", env.action_space).kind
+
+
 def make(identity: str, config: EnvConfig, action_repeat: int) -> SteppedEnvironment:
     """The environment registered as `identity`."""
     choose_backend()  # Gymnasium's MuJoCo tasks read MUJOCO_GL too

@@ -126,6 +126,10 @@ def find(name: str) -> str | None:
     return name if name in TASKS else None
 
 
+def action_kind(name: str, config: EnvConfig) -> Literal["continuous", "discrete"]:
+    return TASKS[name].action_kind
+
+
 def make(name: str, config: EnvConfig, action_repeat: int) -> SteppedEnvironment:
     """The task `toy/<name>`."""
     if config.image_size < MIN_IMAGE_SIZE:

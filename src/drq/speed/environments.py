@@ -8,14 +8,14 @@ import time
 
 from drq import envs
 from drq.config import EnvConfig
-from drq.presets import action_repeat_for, preset
+from drq.presets import action_repeat_for, preset_values
 from drq.speed.results import EnvironmentSpeed
 from drq.training.seeds import random_action
 
 
 def measure_environment(task: str, config: EnvConfig, blocks: int, block_seconds: float) -> EnvironmentSpeed:
     """Random actions in the calling thread, at the paper's action repeat. The figures are medians over blocks."""
-    env = envs.make(task, config, action_repeat_for(preset("planet", task)))
+    env = envs.make(task, config, action_repeat_for(preset_values("planet", task)))
     try:
         actions = itertools.cycle([random_action(env.spec, 1, number) for number in range(256)])
         seeds = itertools.count(1)

@@ -55,7 +55,7 @@ def _suite(table: dict[str, Any], stem: str) -> Suite:
     tasks = tuple(find_task(name, FAMILIES, imports) for name in _texts(table, "tasks"))
     _refuse_repeated("task", tasks)
     preset = _text(table, "preset", presets.default_preset(tasks[0]))
-    steps = _whole(table, "steps", presets.preset(preset, tasks[0]).steps)
+    steps = _whole(table, "steps", presets.preset_values(preset, tasks[0]).steps)
     suite = Suite(
         name=_text(table, "name", stem),
         shows=_text(table, "shows", ""),

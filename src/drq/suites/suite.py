@@ -114,7 +114,7 @@ class Suite:
 def _preset(name: str, task: str, imports: tuple[str, ...]) -> TrainConfig:
     """The preset with the agent that suits the task's actions."""
     check_task(task, imports)
-    return presets.preset(name, task, presets.agent_config(None, task, name))
+    return presets.preset(name, task)
 
 
 def slug(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +17,9 @@ from drq.agents import Agent, check_agent
 from drq.config import TrainConfig, check
 from drq.engine import EngineSettings, FastBackend, choose_device
 from drq.envs import Action, Frame, Step, family_of
-from drq.presets import action_repeat_for, default_dir
+from drq.presets import action_repeat_for, configure, default_dir
 from drq.replay import Replay
+from drq.settings import flat, override
 from drq.training.checkpoint import Checkpoints
 from drq.training.clock import Clock
 from drq.training.components import make_env, make_learner
@@ -53,16 +54,31 @@ class TrainResult:
 
 
 def train(
-    config: TrainConfig, *, agent: Agent | None = None, quiet: bool = False, label: str | None = None
+    config: TrainConfig | str,
+    *,
+    agent: Agent | Mapping[str, Any] | str | None = None,
+    quiet: bool = False,
+    label: str | None = None,
+    **settings: Any,
 ) -> TrainResult:
     """Trains an agent, or resumes it if `config.dir` holds the run already.
 
+        drq.train("toy/reach", steps=2_000, agent={"k": 1})
+
     Args:
-        config: all settings; `drq.preset(name, task)` gives one to start from.
-        agent: one of your own, constructed with what `drq.describe` gives. None: the one that the settings describe.
+        config: a task, or all settings; `drq.preset(name, task)` gives those to start from.
+        agent: one of your own, constructed with what `drq.describe` gives; or the agent's settings, or its name. None:
+            the one that the settings describe.
         quiet: print nothing.
         label: the run's name in comparisons (`drq report`). None: one is made from its settings.
+        settings: those that differ, as on the command line: `preset="cpu"`, `seed=2`, `env={"image_size": 64}`.
     """
+    if isinstance(agent, str | Mapping):
+        settings["agent"], agent = agent, None
+    if isinstance(config, str):
+        config = configure(config, settings)
+    elif settings:
+        config = override(config, flat(settings))
     return Trainer(config, agent=agent, quiet=quiet, label=label).run()
 
 
@@ -153,6 +169,13 @@ class Trainer:
             f"{config.task} on {_device_name(self.device)}; replay of {capacity:,} transitions: "
             f"{Replay.bytes_needed(self.spec, capacity) / 1e9:.2f} GB."
         )
+        if self.spec.sees:
+            self.progress.say(f"The agent sees {self.spec.sees}.")
+        if not self.schedule.total_updates:
+            self.progress.say(
+                f"This run will make no update: --steps {config.steps:,} gives {self.schedule.agent_steps:,} agent "
+                f"steps, and the first {config.agent.seed_steps:,} are random (--agent.seed-steps)."
+            )
         self.learner = make_learner(config, self.spec, self.engine, capacity, self._agent)
         self.stack = FrameStack(self.spec)
         self.folder.open(config, self.spec, self.label)

@@ -1,0 +1,180 @@
+"""Python says what the command line says; settings from files; what an environment of one's own can be given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import drq
+from drq import cli
+from drq.config import DQNConfig, EnvConfig, SACConfig, TrainConfig
+from drq.envs import make
+from drq.presets import configure
+from runs import small
+
+OWN_ENV = str(Path(__file__).with_name("own_env.py"))
+
+
+@pytest.fixture
+def described(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
+    """The runs that commands describe; they are not trained."""
+    runs: list[TrainConfig] = []
+    monkeypatch.setattr("drq.training.loop.train", runs.append)
+    return runs
+
+
+def test_a_preset_takes_the_agent_that_suits() -> None:
+    assert isinstance(drq.preset("cpu", "toy/reach").agent, SACConfig)
+    assert isinstance(drq.preset("cpu", "toy/catch").agent, DQNConfig)
+    assert drq.preset("atari100k", "dmc/walker-walk").agent == SACConfig()
+
+
+def test_python_describes_the_run_of_the_command_line(described: list[TrainConfig]) -> None:
+    cli.main(["train", "toy/reach", "--steps", "2000", "--agent.k", "1", "--env.image-size", "32", "--agent", "sac"])
+    by_name = {"steps": 2000, "agent": {"type": "sac", "k": 1}, "env.image_size": 32}
+    assert described == [configure("toy/reach", by_name)]
+    assert described[0].agent == SACConfig(k=1, batch_size=64, hidden_dim=256)  # as the preset has it
+
+
+def test_training_by_a_tasks_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny: dict[str, Any] = {"hidden_dim": 16, "batch_size": 4, "seed_steps": 60}
+    result = drq.train(
+        "toy/catch", steps=40, dir=str(tmp_path), agent=tiny, eval={"episodes": 1, "video": False}, device="cpu"
+    )
+    assert drq.load(result.dir).config.agent == DQNConfig(**tiny)
+    said = capsys.readouterr().err
+    assert "This run will make no update: --steps 40 gives 40 agent steps, and the first 60 are random" in said
+    with pytest.raises(drq.UserError, match=r"There is no setting 'stepps'. Did you mean 'steps'"):
+        drq.train("toy/catch", stepps=3)
+
+
+def test_settings_from_a_file(tmp_path: Path, described: list[TrainConfig]) -> None:
+    (tmp_path / "run.toml").write_text('task = "toy/reach"\nseed = 3\n[agent]\nk = 1\n[env]\nimage_size = 32\n')
+    cli.main(["train", "--config", str(tmp_path / "run.toml"), "--steps", "700"])
+    assert (described[0].task, described[0].seed, described[0].steps) == ("toy/reach", 3, 700)
+    assert (described[0].agent.k, described[0].env.image_size, described[0].preset) == (1, 32, "cpu")
+    drq_run = small(tmp_path / "run")
+    from drq.envs.protocol import EnvSpec
+    from drq.training.folder import RunFolder
+
+    RunFolder(tmp_path / "run").open(drq_run, EnvSpec("toy/reach", (3, 24, 24), 3, "continuous", 2, 1, 50))
+    cli.main(["train", "--config", str(tmp_path / "run" / "config.json"), "--seed", "9"])
+    assert described[1].dir is None
+    assert (described[1].seed, described[1].agent, described[1].steps) == (9, drq_run.agent, drq_run.steps)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("seeds = 3", "There is no setting 'seeds'"), ("x", "cannot be read"), ("seed = 'a'", "give it a whole number")],
+)
+def test_a_file_with_mistakes(text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(SystemExit):
+        cli.main(["train", "toy/reach", "--config", str(tmp_path / "run.toml")])
+    assert said in capsys.readouterr().err
+
+
+def test_arguments_and_wrappers_of_an_environment(described: list[TrainConfig]) -> None:
+    options = ["--env.kwargs", '{"gain": 0.5}', "--env.wrap", "own_env:Dim"]
+    cli.main(["train", "gym/Lamp-v0", "--import", OWN_ENV, "--preset", "cpu", *options])
+    env = make("gym/Lamp-v0", described[0].env, 1)
+    lamp = env._simulator._env  # type: ignore[attr-defined]
+    assert lamp.unwrapped.gain == 0.5
+    bright = env.reset(1).max()
+    assert lamp.unwrapped.level // 2 == bright
+    assert env.spec.sees == "the observation, 30x40x3, resized to 48x48"
+    same = configure("gym/Lamp-v0", {"env": {"kwargs": {"gain": 0.5}, "wrap": ["own_env:Dim"]}, "preset": "cpu"})
+    assert same.env == described[0].env
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--env.kwargs", "gain=0.5"], "which is no JSON"),
+        (["--env.kwargs", "[1]"], "give a JSON object"),
+        (["--env.kwargs", '{"gian": 1}'], "does not take --env.kwargs"),
+        (["--env.wrap", "own_env:Dimm"], "There is no wrapper 'own_env:Dimm'"),
+    ],
+)
+def test_wrong_arguments_and_wrappers(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["train", "gym/Lamp-v0", "--import", OWN_ENV, *options])
+    assert said in capsys.readouterr().err
+
+
+def test_arguments_are_for_environments_of_ones_own(tmp_path: Path) -> None:
+    with pytest.raises(drq.UserError, match="are for gym tasks, not toy/reach"):
+        drq.train(small(tmp_path / "run", env=EnvConfig(image_size=24, image_key="eye")), quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
+class Showing(gymnasium.Env[Any, Any]):
+    """Shows samples of whatever space it is given."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+    action_space = spaces.Box(-1, 1, (1,))
+
+    def __init__(self, space: spaces.Space[Any], render_mode: str | None = None) -> None:
+        self.observation_space, self.render_mode = space, render_mode
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.shown = self.observation_space.sample()
+        return self.shown, {}
+
+    def render(self) -> Any:
+        return np.full((10, 10, 3), 7, np.uint8)
+
+
+@pytest.fixture
+def showing() -> Iterator[Any]:
+    def register(space: spaces.Space[Any]) -> str:
+        gymnasium.register("Showing-v0", Showing, kwargs={"space": space}, disable_env_checker=True)
+        return "gym/Showing-v0"
+
+    yield register
+    gymnasium.registry.pop("Showing-v0")
+
+
+BYTES = spaces.Box(0, 255, (20, 20, 3), np.uint8)
+
+
+def test_an_image_in_a_dict(showing: Any) -> None:
+    task = showing(spaces.Dict(joints=spaces.Box(-1, 1, (4,)), eye=BYTES))
+    with pytest.raises(drq.UserError, match=r"observes a Dict with the image 'eye'.*--env.image-key eye"):
+        make(task, EnvConfig(), 1)
+    with pytest.raises(drq.UserError, match=r"no image 'joints' but 'eye'"):
+        make(task, EnvConfig(image_key="joints"), 1)
+    env = make(task, EnvConfig(image_size=20, image_key="eye"), 1)
+    assert np.array_equal(env.reset(0), env._simulator._env.unwrapped.shown["eye"].transpose(2, 0, 1))  # type: ignore[attr-defined]
+    assert env.spec.sees == "the observation 'eye', 20x20x3"
+    assert isinstance(configure(task, {"env.image_key": "eye"}).agent, SACConfig)
+
+
+def test_floats_are_seen_as_bytes(showing: Any) -> None:
+    env = make(showing(spaces.Box(0, 1, (20, 20, 3), np.float32)), EnvConfig(image_size=20), 1)
+    frame = env.reset(0)
+    shown = env._simulator._env.unwrapped.shown  # type: ignore[attr-defined]
+    assert frame.dtype == np.uint8
+    assert np.abs(frame.transpose(1, 2, 0) - 255 * shown).max() <= 0.5
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Box(0, 255, (20, 20, 4), np.uint8), spaces.Box(-1, 1, (20, 20, 3), np.float32)]
+)
+def test_what_is_no_image_is_refused_and_not_drawn_instead(showing: Any, space: spaces.Space[Any]) -> None:
+    with pytest.raises(drq.UserError, match=r"observes 20x20x[34] of .* which are no uint8 image observations"):
+        make(showing(space), EnvConfig(), 1)
+
+
+def test_a_drawing_is_said_to_be_one(showing: Any) -> None:
+    env = make(showing(spaces.Box(-1, 1, (4,))), EnvConfig(image_size=20), 1)
+    assert (env.reset(0) == 7).all()
+    assert env.spec.sees == "what render() draws, resized to 20x20"
