@@ -49,11 +49,11 @@ def test_settings_that_an_older_folder_does_not_name_have_their_defaults() -> No
         ({"agent.k": True}, "'agent.k' is True: give it a whole number."),
         ({"agent.discount": None}, "'agent.discount' is None: give it a number."),
         ({"agent.kk": 2}, "There is no setting 'agent.kk'. Did you mean 'agent.k'?"),
-        ({"env.render": "pretty"}, "'env.render' is 'pretty': give it 'paper' or 'fast'"),
+        ({"env.render": "pretty"}, "'env.render' is 'pretty': give it 'auto' or 'paper' or 'fast' or 'ray' or 'cuda'."),
         ({"replay.capacity": 0.5}, "'replay.capacity' is 0.5: give it a whole number or nothing."),
         ({"imports": "my_module"}, "'imports' is 'my_module': give it a list of texts."),
         ({"env": 3}, "There is no setting 'env'"),
-        ({"agent.type": "td9"}, "There is no agent 'td9': choose from sac, dqn."),
+        ({"agent.type": "td9"}, "There is no agent 'td9' in drq.agents.AGENTS, which has sac, dqn: add a row"),
     ],
 )
 def test_a_hand_edited_configuration_is_refused_in_one_sentence(

@@ -12,6 +12,8 @@ from tyro.conf import Fixed, Suppress, arg
 
 from drq.errors import UserError
 
+Render = Literal["auto", "paper", "fast", "ray", "cuda"]
+
 
 @dataclass(frozen=True)
 class EnvConfig:
@@ -27,9 +29,9 @@ class EnvConfig:
     """Consecutive frames stacked into one observation."""
     camera: int | None = None
     """Camera of a control-suite task. Unset: 0, and 2 for quadruped."""
-    render: Literal["paper", "fast", "ray"] = "fast"
-    """Control suite: `paper` gives dm_control's own pixels, `fast` a smaller shadow map, `ray` draws without OpenGL
-    (docs/fidelity.md)."""
+    render: Render = "fast"
+    """Control suite: `paper` gives dm_control's own pixels, `fast` a smaller shadow map; `ray` draws without OpenGL,
+    `cuda` the same inside the GPU's program; `auto` is the fastest that this machine has (docs/fidelity.md)."""
     max_episode_steps: int | None = None
     """Time limit in env steps for gym tasks. Unset: the environment's own."""
     image_key: str | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from drq.config import EnvConfig
+from drq.config import EnvConfig, Render
 from drq.envs.families import FAMILIES, Family, family_of, split_task
 from drq.envs.group import EnvironmentGroup, ThreadedGroup
 from drq.envs.protocol import Action, Environment, EnvSpec, Frame, Step
@@ -26,6 +26,7 @@ __all__ = [
     "action_kind",
     "check_settings",
     "check_task",
+    "choose_render",
     "family_of",
     "import_modules",
     "letters",
@@ -63,6 +64,16 @@ def make_group(task: str, config: EnvConfig, action_repeat: int, count: int) -> 
         return ThreadedGroup(lambda: make(task, config, action_repeat), count)
     check_settings(config, action_repeat)
     return together.make_group(split_task(check_task(task))[1], config, action_repeat, count)
+
+
+def choose_render(task: str, config: EnvConfig, *, gpu: bool) -> Render:
+    """What `--env.render auto` is for a task on this machine. `gpu`: whether one can draw frames by itself."""
+    family, name = split_task(check_task(task))
+    if not FAMILIES[family].has_render_setting:
+        return "fast"  # it has one way to draw
+    from drq.envs import dmc
+
+    return dmc.choose_render(name, config, gpu=gpu)
 
 
 def check_settings(config: EnvConfig, action_repeat: int) -> None:

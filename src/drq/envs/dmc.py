@@ -9,6 +9,7 @@ Choices that change results:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drq.config import EnvConfig
+from drq.config import EnvConfig, Render
 from drq.envs.episode import (
     VIDEO_SIZE,
     ActionRange,
@@ -28,12 +29,14 @@ from drq.envs.episode import (
     limit_env_steps,
 )
 from drq.envs.protocol import Action, EnvSpec, Frame
-from drq.envs.raycast import RayCamera, SceneReader, require_compiler
+from drq.envs.raycast import RayCamera, SceneReader, compiler, require_compiler
 from drq.envs.rendering import FAST_SHADOW_SIZE, Camera, TiledCamera, mujoco_imports, require_rendering, shown
 from drq.errors import UserError
 
 _ENV_STEPS_WITHOUT_LIMIT = 1000
 _MODEL_SEED = 0
+_RAYS: tuple[Render, ...] = ("ray", "cuda")
+"""Ways to draw by casting rays: the same pixels, whatever computes them."""
 
 _TASKS = {
     "acrobot": "swingup swingup_sparse",
@@ -67,13 +70,30 @@ def find(name: str) -> str | None:
     return name if name in names() else None
 
 
+def choose_render(name: str, config: EnvConfig, *, gpu: bool) -> Render:
+    """What `auto` is here: no OpenGL where rays can be cast. `gpu`: whether a GPU can cast them.
+
+    A CPU casts them several times as fast as Mesa draws (docs/fidelity.md); on a GPU OpenGL would wait for its turn
+    while CUDA computes. A compiler is needed there too: evaluations leave the GPU to training and draw on the CPU.
+    """
+    if config.observation == "state" or compiler() is None:
+        return "fast"
+    domain, task = name.split("-", 1)
+    simulator = ControlSuite(domain, task, dataclasses.replace(config, observation="state", render="fast"))
+    if simulator.why_no_rays() is not None:
+        return "fast"
+    return "cuda" if gpu else "ray"
+
+
 def make(name: str, config: EnvConfig, action_repeat: int) -> ControlSuiteEnvironment:
     """The task `<domain>-<task>`.
 
     Use the environment in one thread only: that of the first `reset`, where its OpenGL context is made.
     """
+    if config.render == "auto":
+        config = dataclasses.replace(config, render=choose_render(name, config, gpu=False))
     if config.observation == "pixels":
-        require_compiler() if config.render == "ray" else require_rendering()
+        require_compiler(config.render) if config.render in _RAYS else require_rendering()
     domain, task = name.split("-", 1)
     simulator = ControlSuite(domain, task, config)
     limit = limit_env_steps(simulator.env_step_limit, config.max_episode_steps)
@@ -112,7 +132,8 @@ class ControlSuite:
         self._size = config.image_size
         self._camera_id = self._checked_camera(config.camera, domain)
         self._shadow_size = FAST_SHADOW_SIZE if config.render == "fast" else None
-        self.casts_rays = self._pixels and config.render == "ray" and self._can_cast_rays(f"dmc/{domain}-{task}")
+        wanted = self._pixels and config.render in _RAYS
+        self.casts_rays = wanted and self._can_cast_rays(f"dmc/{domain}-{task}", config.render)
         self._eye: Camera | RayCamera | None = None
         self._video: Camera | RayCamera | None = None
 
@@ -196,10 +217,14 @@ class ControlSuite:
             return RayCamera(self.model, size, self._camera_id, shown())
         return Camera(self.model, size, self._camera_id, self._shadow_size)
 
-    def _can_cast_rays(self, task: str) -> bool:
-        reason = SceneReader(self.model, self._camera_id, shown()).why_undrawable(self.data)
+    def why_no_rays(self) -> str | None:
+        """What there is in the task that casting rays cannot draw, or None."""
+        return SceneReader(self.model, self._camera_id, shown()).why_undrawable(self.data)
+
+    def _can_cast_rays(self, task: str, render: Render) -> bool:
+        reason = self.why_no_rays()
         if reason is not None:
-            _say_once(f"{task} has {reason}, which --env.render ray cannot draw: OpenGL draws it.")
+            _say_once(f"{task} has {reason}, which --env.render {render} cannot draw: OpenGL draws it.")
             require_rendering()
         return reason is None
 

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from drq import envs
 from drq.agents import Agent, make_agent, make_replay
 from drq.config import TrainConfig
-from drq.engine import EngineSettings, FastBackend, Learner, choose_device, lay_out
+from drq.engine import EngineSettings, FastBackend, Learner, choose_device, draws_frames, lay_out
 from drq.envs import Environment, EnvironmentGroup, EnvSpec
 from drq.errors import UserError
 from drq.presets import action_repeat_for
 from drq.replay import Replay
+from drq.training.folder import RunFolder
 from drq.training.seeds import Purpose, seed_for
+
+
+def settle_render(config: TrainConfig, engine: EngineSettings, folder: RunFolder) -> TrainConfig:
+    """The run with `--env.render auto` as what it was when the run began, or is on this machine if it begins now."""
+    if config.env.render != "auto":
+        return config
+    if folder.config_file.exists():
+        render = folder.config_like(config.agent).env.render
+    else:
+        envs.import_modules(config.imports)
+        render = envs.choose_render(config.task, config.env, gpu=draws_frames(engine))
+    return dataclasses.replace(config, env=dataclasses.replace(config.env, render=render))
 
 
 def make_env(config: TrainConfig) -> Environment:

@@ -126,7 +126,7 @@ class RunFolder:
             ) from error
 
     def _check_same(self, config: TrainConfig) -> None:
-        stored = self._config(config.agent)
+        stored = self.config_like(config.agent)
         # As each would be run: an older version may have left settings to their defaults.
         before, now = (flat(config_to_json(resolved(each))) for each in (stored, config))
         differing = [
@@ -181,9 +181,10 @@ class RunFolder:
     @property
     def config(self) -> TrainConfig:
         """The run's settings."""
-        return self._config()
+        return self.config_like(None)
 
-    def _config(self, agent: AgentConfig | None = None) -> TrainConfig:
+    def config_like(self, agent: AgentConfig | None) -> TrainConfig:
+        """The same, where the agent may be one of the user's own, with settings like these."""
         described = self.description
         try:
             return config_from_json(described["config"], agent)

@@ -22,7 +22,7 @@ from drq.replay import Replay
 from drq.settings import flat, override
 from drq.training.checkpoint import Checkpoints
 from drq.training.clock import Clock
-from drq.training.components import make_env, make_learner
+from drq.training.components import make_env, make_learner, settle_render
 from drq.training.env_worker import EnvWorker, InlineEnv, ThreadedEnv
 from drq.training.evaluate import FrameStack
 from drq.training.evaluation_service import EvaluationRequest, open_evaluation_service
@@ -104,6 +104,7 @@ class Trainer:
             settings = agent.backend.settings if isinstance(agent.backend, FastBackend) else self.engine
             self.engine = replace(settings, eval_process=False)  # another process could not make it again
         self.folder = RunFolder(Path(config.dir or default_dir(config)))
+        self.config = config = settle_render(config, self.engine, self.folder)
         self.folder.check(config)
         self.checkpoints = Checkpoints(self.folder.checkpoint)
 

@@ -73,11 +73,11 @@ def compiler() -> str | None:
     return next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), "c++", "g++", "clang++"))), None)
 
 
-def require_compiler() -> str:
+def require_compiler(render: str = "ray") -> str:
     found = compiler()
     if found is None:
         raise UserError(
-            "--env.render ray needs a C++ compiler: on Debian or Ubuntu type `apt-get install g++`, "
+            f"--env.render {render} needs a C++ compiler: on Debian or Ubuntu type `apt-get install g++`, "
             "or use --env.render fast, which draws with OpenGL."
         )
     return found
