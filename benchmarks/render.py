@@ -24,7 +24,7 @@ from drq.config import EnvConfig
 from drq.engine import kernels
 from drq.engine.kernels.raycast import RayFrames
 from drq.envs import make, task_names
-from drq.envs.raycast import RayCamera, SceneReader, compiler, pack_assets
+from drq.envs.raycast import RayCamera, SceneReader, compiler
 from drq.envs.rendering import is_software, renderer_name, shown
 from drq.training.seeds import random_action
 
@@ -77,14 +77,14 @@ def as_here(task: str, software: bool) -> Frames:
 
 
 def on_gpu(task: str) -> Frames:
-    made: list[tuple[SceneReader, RayFrames]] = []
+    made: list[tuple[RayCamera, RayFrames]] = []
 
     def draw(model: Any, data: Any) -> Frames:
         if not made or made[-1][0].model is not model:
-            reader = SceneReader(model, camera_of(task), shown())
-            made.append((reader, RayFrames(pack_assets(model, 84, "nvidia"), 1, "cuda")))
-        reader, frames = made[-1]
-        frames.read(0, reader, data)
+            eye = RayCamera(model, 84, camera_of(task), shown())
+            made.append((eye, RayFrames(eye.scene(data).assets, 1, "cuda")))
+        eye, frames = made[-1]
+        frames.put(0, eye.scene(data))
         out = torch.empty(1, 3, 84, 84, dtype=torch.uint8, device="cuda")
         frames.draw(out)
         return out[0].cpu().numpy()
@@ -140,10 +140,10 @@ def gpu_times(task: str) -> list[float]:
     env: Any = make(task, EnvConfig(observation="state"), 2)
     env.reset(0)
     simulator = env.simulator
-    reader = SceneReader(simulator.model, camera_of(task), shown())
-    frames = RayFrames(pack_assets(simulator.model, 84, "nvidia"), 64, "cuda")
+    eye = RayCamera(simulator.model, 84, camera_of(task), shown())
+    frames = RayFrames(eye.scene(simulator.data).assets, 64, "cuda")
     for number in range(64):
-        frames.read(number, reader, simulator.data)
+        frames.put(number, eye.scene(simulator.data))
     times = []
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for count in (1, 10, 64):
@@ -160,7 +160,7 @@ def gpu_times(task: str) -> list[float]:
     for _ in range(200):
         torch.cuda.synchronize()
         began = time.perf_counter()
-        frames.read(0, reader, simulator.data)
+        frames.put(0, eye.scene(simulator.data))
         frames.draw(out)
         spent.append(time.perf_counter() - began)
     return [*times, statistics.median(spent) * 1e6]

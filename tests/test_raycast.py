@@ -108,7 +108,6 @@ def test_a_gpu_draws_the_same(kernel_device: str, task: str, driver: Any) -> Non
     model, data, camera = scene(task)
     size = 84 if driver == "nvidia" else 37
     eye = RayCamera(model, size, camera, shown(), driver)
-    reader = SceneReader(model, camera, shown())
     frames = RayFrames(pack_assets(model, size, driver), 3, kernel_device)
     expected = []
     for number in range(2):
@@ -117,7 +116,7 @@ def test_a_gpu_draws_the_same(kernel_device: str, task: str, driver: Any) -> Non
 
             mujoco.mj_step(model, data, 5)
         expected.append(eye.frame(data))
-        frames.read(number, reader, data)
+        frames.put(number, eye.scene(data))
     out = torch.zeros(3, 3, size, size, dtype=torch.uint8, device=kernel_device)
     frames.draw(out[:2])
     np.testing.assert_array_equal(out[:2].cpu().numpy(), np.stack(expected))

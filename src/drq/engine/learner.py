@@ -20,54 +20,63 @@ from drq.replay import Replay
 
 
 class Actor:
-    """Turns observations on the host into actions on the host."""
+    """Turns observations into actions on the host."""
 
     def __init__(self, agent: Agent, engine: EngineSettings) -> None:
         self.agent = agent
         self.engine = engine
         self._graphs: dict[int, ActingGraph] = {}
 
-    def act(self, observations: NDArray[Any], noise: Tensor) -> NDArray[Any]:
+    def act(self, observations: NDArray[Any] | Tensor, noise: Tensor) -> NDArray[Any]:
         """Actions for a batch of stacked observations, with the agent's numbers for exploration or evaluation.
 
-        Both come from the host: a few numbers are drawn there faster than a GPU is asked for them.
+        The numbers come from the host: a few are drawn there faster than a GPU is asked for them. So do observations,
+        unless they are a tensor, which is on the device already.
         """
         return self.begin(observations, noise)()
 
-    def begin(self, observations: NDArray[Any], noise: Tensor) -> Callable[[], NDArray[Any]]:
+    def begin(self, observations: NDArray[Any] | Tensor, noise: Tensor) -> Callable[[], NDArray[Any]]:
         """Begins to act; calling the result waits for the actions, and on a GPU for nothing launched after them."""
         if self.engine.cuda_graphs:
             count = len(observations)
             if count not in self._graphs:
                 self._graphs[count] = ActingGraph(self.agent, self.engine, observations, noise)
             return self._graphs[count].begin(observations, noise)
-        on_device = torch.from_numpy(observations).to(self.engine.device)
+        on_device = torch.as_tensor(observations, device=self.engine.device)
         actions = self.agent.act(on_device, noise.to(self.engine.device))
         return lambda: actions.cpu().numpy()
 
 
 class ActingGraph:
-    """Acting for a fixed number of observations as a CUDA graph: copies in, networks, copy out, in one launch."""
+    """Acting for a fixed number of observations as a CUDA graph: copies in, networks, copy out, in one launch.
 
-    def __init__(self, agent: Agent, engine: EngineSettings, observations: NDArray[Any], noise: Tensor) -> None:
+    Observations are always on the host or always on the device. These are copied before the launch.
+    """
+
+    def __init__(
+        self, agent: Agent, engine: EngineSettings, observations: NDArray[Any] | Tensor, noise: Tensor
+    ) -> None:
         # Copies from and to page-locked memory are queued like kernels; others would wait for the whole queue.
-        self._inputs = [tensor.clone().pin_memory() for tensor in (torch.from_numpy(observations), noise)]
-        on_device = [tensor.to(engine.device) for tensor in self._inputs]
+        inputs = torch.as_tensor(observations), noise
+        on_device = [tensor.to(engine.device, copy=True) for tensor in inputs]
+        staged = [tensor.clone().pin_memory() if not tensor.is_cuda else None for tensor in inputs]
+        self._on_device, self._staged = on_device, staged
         actions = agent.act(*on_device)
         self._actions = torch.empty_like(actions, device="cpu").pin_memory()
 
         def act() -> Tensor:
-            for tensor, host in zip(on_device, self._inputs, strict=True):
-                tensor.copy_(host, non_blocking=True)
+            for tensor, host in zip(on_device, staged, strict=True):
+                if host is not None:
+                    tensor.copy_(host, non_blocking=True)
             return self._actions.copy_(agent.act(*on_device), non_blocking=True)
 
         self._graph = Captured(act, [])
         self._done = torch.cuda.Event()
 
-    def begin(self, observations: NDArray[Any], noise: Tensor) -> Callable[[], NDArray[Any]]:
+    def begin(self, observations: NDArray[Any] | Tensor, noise: Tensor) -> Callable[[], NDArray[Any]]:
         self._done.synchronize()  # the buffers below are free once the last actions have come out
-        self._inputs[0].numpy()[...] = observations
-        self._inputs[1].copy_(noise)
+        for tensor, host, new in zip(self._on_device, self._staged, (observations, noise), strict=True):
+            (tensor if host is None else host).copy_(torch.as_tensor(new), non_blocking=True)
         self._graph.replay()
         self._done.record()
 
@@ -109,7 +118,7 @@ class Learner:
         """Whether `update` only launches the work, so that it may be called before the action has arrived."""
         return self.engine.device.type == "cuda"
 
-    def action(self, observation: NDArray[Any], agent_step: int) -> Callable[[], Action]:
+    def action(self, observation: NDArray[Any] | Tensor, agent_step: int) -> Callable[[], Action]:
         """Begins to choose an exploring action; calling the result waits for it."""
         noise = self.agent.exploration(1, agent_step, self.acting_generator)
         wait = self.actor.begin(observation[None], noise)

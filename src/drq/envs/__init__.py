@@ -29,6 +29,7 @@ __all__ = [
     "choose_render",
     "family_of",
     "import_modules",
+    "leave_undrawn",
     "letters",
     "make",
     "make_group",
@@ -74,6 +75,13 @@ def choose_render(task: str, config: EnvConfig, *, gpu: bool) -> Render:
     from drq.envs import dmc
 
     return dmc.choose_render(name, config, gpu=gpu)
+
+
+def leave_undrawn(env: Environment) -> bool:
+    """Has an environment hand over scenes, which a GPU draws, instead of frames. False where it cannot."""
+    from drq.envs import dmc
+
+    return isinstance(env, dmc.ControlSuiteEnvironment) and env.leave_undrawn()
 
 
 def check_settings(config: EnvConfig, action_repeat: int) -> None:

@@ -14,7 +14,7 @@ import math
 import sys
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,6 +118,11 @@ class ControlSuiteEnvironment(SteppedEnvironment):
         super().__init__(spec, simulator, time_limit)
         self.simulator = simulator
 
+    def leave_undrawn(self) -> bool:
+        """Hands over scenes instead of frames from now on, where a GPU shall draw them. Says whether it will."""
+        self.simulator.undrawn = self.simulator.casts_rays
+        return self.simulator.undrawn
+
 
 class ControlSuite:
     """One task of the suite as a `Simulator`."""
@@ -134,6 +139,8 @@ class ControlSuite:
         self._shadow_size = FAST_SHADOW_SIZE if config.render == "fast" else None
         wanted = self._pixels and config.render in _RAYS
         self.casts_rays = wanted and self._can_cast_rays(f"dmc/{domain}-{task}", config.render)
+        self.undrawn = False
+        """Whether frames are handed over as scenes."""
         self._eye: Camera | RayCamera | None = None
         self._video: Camera | RayCamera | None = None
 
@@ -190,7 +197,9 @@ class ControlSuite:
         if not self._pixels:
             return np.concatenate([np.ravel(part) for part in self._observation.values()], dtype=np.float32)
         self._eye = self._current(self._eye, self._size)
-        return self._eye.frame(self.data) if isinstance(self._eye, RayCamera) else to_frame(self._eye.draw(self.data))
+        if not isinstance(self._eye, RayCamera):
+            return to_frame(self._eye.draw(self.data))
+        return cast(Frame, self._eye.scene(self.data)) if self.undrawn else self._eye.frame(self.data)
 
     def picture(self) -> NDArray[np.uint8]:
         # A camera of its own, so that the buffer of observations stays small.

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Frame = NDArray[np.uint8] | NDArray[np.float32]
+"""Pixels, or a state. An environment that was told to hands over a `Scene` in its place, which a GPU draws."""
 Action = NDArray[np.float32] | int
 
 

@@ -7,11 +7,12 @@ import dataclasses
 from drq import envs
 from drq.agents import Agent, make_agent, make_replay
 from drq.config import TrainConfig
-from drq.engine import EngineSettings, FastBackend, Learner, choose_device, draws_frames, lay_out
+from drq.engine import DrawnStack, EngineSettings, FastBackend, Learner, choose_device, draws_frames, lay_out
 from drq.envs import Environment, EnvironmentGroup, EnvSpec
 from drq.errors import UserError
 from drq.presets import action_repeat_for
 from drq.replay import Replay
+from drq.training.evaluate import FrameStack
 from drq.training.folder import RunFolder
 from drq.training.seeds import Purpose, seed_for
 
@@ -62,6 +63,13 @@ def make_learner(
             f"The replay does not fit: {needed / 1e9:.2f} GB are needed on {engine.device}; lower --replay.capacity."
         ) from error
     return Learner(agent, replay, backend, seed_for(config.seed, Purpose.UPDATES))
+
+
+def make_stack(config: TrainConfig, env: Environment, engine: EngineSettings) -> FrameStack | DrawnStack:
+    """What keeps the newest frames of an episode: on the host, or on the GPU where that draws them."""
+    if config.env.render == "cuda" and draws_frames(engine) and envs.leave_undrawn(env):
+        return DrawnStack(env.spec, engine.device)
+    return FrameStack(env.spec)
 
 
 def make_acting_agent(config: TrainConfig, spec: EnvSpec, engine: EngineSettings) -> Agent:

@@ -43,6 +43,14 @@ class FrameStack:
     def observation(self) -> NDArray[Any]:
         return self._stack
 
+    @property
+    def newest(self) -> NDArray[Any]:
+        """The newest frame: ours, where that which it was copied from may be drawn over already."""
+        return self._stack[-self._channels :]
+
+    def on_host(self) -> NDArray[Any]:
+        return self._stack
+
 
 @dataclass
 class Episode:

@@ -22,9 +22,8 @@ from drq.replay import Replay
 from drq.settings import flat, override
 from drq.training.checkpoint import Checkpoints
 from drq.training.clock import Clock
-from drq.training.components import make_env, make_learner, settle_render
+from drq.training.components import make_env, make_learner, make_stack, settle_render
 from drq.training.env_worker import EnvWorker, InlineEnv, ThreadedEnv
-from drq.training.evaluate import FrameStack
 from drq.training.evaluation_service import EvaluationRequest, open_evaluation_service
 from drq.training.folder import RunFolder, config_to_json, write_atomically
 from drq.training.logs import Logs, require_wandb
@@ -178,7 +177,7 @@ class Trainer:
                 f"steps, and the first {config.agent.seed_steps:,} are random (--agent.seed-steps)."
             )
         self.learner = make_learner(config, self.spec, self.engine, capacity, self._agent)
-        self.stack = FrameStack(self.spec)
+        self.stack = make_stack(config, self.env.env, self.engine)
         self.folder.open(config, self.spec, self.label)
         closing.callback(self.checkpoints.close)
         restored = self.checkpoints.restore(self.learner)
@@ -257,16 +256,13 @@ class Trainer:
         """Puts the newest transition into the replay, if it is not there."""
         if self._unstored is not None:
             action, step = self._unstored
-            # Ours: the frame it was copied from may be one that the environment is drawing into already.
-            frame = self.stack.observation[-self.spec.frame_shape[0] :]
-            self.learner.replay.add(action, step.reward, step.discount, step.done, frame)
+            self.learner.replay.add(action, step.reward, step.discount, step.done, self.stack.newest)
             self._unstored = None
 
     def _begin_episode(self) -> None:
         self._store()
-        frame = self._reset_env()
-        self.learner.replay.begin(frame)
-        self.stack.reset(frame)
+        self.stack.reset(self._reset_env())
+        self.learner.replay.begin(self.stack.newest)
         self.state.episode_score = 0.0
         self.state.episode_actions = []
 
@@ -281,7 +277,7 @@ class Trainer:
         self.stack.reset(self._reset_env())
         for action in self.state.episode_actions:
             self.stack.push(self.env.step(action)().frame)
-        if not np.array_equal(self.stack.observation, self.learner.replay.newest_observation()):
+        if not np.array_equal(self.stack.on_host(), self.learner.replay.newest_observation()):
             self.progress.say(
                 "The environment did not come back to the state it was left in (it is not a function of its seed and "
                 "actions): the run goes on with a new episode, and is not exactly the one that was interrupted."

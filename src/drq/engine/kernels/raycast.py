@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from drq.envs.raycast import FRAME_WORDS, GEOM_WORDS, MAX_GEOMS, SOURCES, Assets, SceneReader
+from drq.envs.raycast import FRAME_WORDS, GEOM_WORDS, MAX_GEOMS, SOURCES, Assets, Scene
 
 from . import runtime
 
@@ -20,16 +18,18 @@ FRAME_BYTES, SHAPE_BYTES = 1560, 304
 class RayFrames:
     """So many frames at a time of one model, or of models that share what does not change.
 
-    The host packs scenes into page-locked memory and launches twice; it neither copies nor waits, but for the
-    launch that still reads what is about to be packed over.
+    The host puts scenes into page-locked memory and launches twice; it does not wait, but for the launch that still
+    reads what is about to be overwritten.
     """
 
     def __init__(self, assets: Assets, count: int, device: str | torch.device) -> None:
         on_gpu = torch.device(device).type == "cuda"
+        self.assets = assets
         self._arrays = [torch.from_numpy(array).to(device) for array in assets.arrays]
-        self._assets = assets.struct([array.data_ptr() for array in self._arrays])
+        self._struct = assets.struct([array.data_ptr() for array in self._arrays])
         self._frames = torch.zeros(count, FRAME_WORDS, dtype=torch.int32, pin_memory=on_gpu)
         self._geoms = torch.zeros(count, MAX_GEOMS, GEOM_WORDS, dtype=torch.int32, pin_memory=on_gpu)
+        self._words, self._shapes = self._frames.numpy(), self._geoms.numpy()
         self._ready_frames = torch.empty(count, FRAME_BYTES, dtype=torch.uint8, device=device)
         self._ready_shapes = torch.empty(count, MAX_GEOMS, SHAPE_BYTES, dtype=torch.uint8, device=device)
         self._tiles = -(-assets.size // TILE_WIDTH) * -(-assets.size // TILE_HEIGHT)
@@ -37,23 +37,24 @@ class RayFrames:
         self._prepare, self._draw = _kernel("prepare"), _kernel("draw")
         self._fetched = torch.cuda.Event() if on_gpu else None
 
-    def read(self, number: int, reader: SceneReader, data: Any) -> None:
-        """Packs the state in `data`, a mujoco.MjData, as the frame of that number."""
+    def put(self, number: int, scene: Scene) -> None:
+        """Makes a scene the frame of that number. It may be of another model that shares the assets."""
         if self._fetched is not None:
             self._fetched.synchronize()
-        reader.read(data, self._frames[number].numpy(), self._geoms[number].numpy())
+        self._words[number] = scene.words
+        self._shapes[number, : len(scene.geoms)] = scene.geoms
 
     def draw(self, out: Tensor) -> None:
         """Draws the first frames into `out`, uint8 (frames, 3, size, size), without waiting for it."""
         count = len(out)
         assert out.is_contiguous()
         assert (out.dtype, out.shape[1:]) == (torch.uint8, self._shape)
-        largest = int(self._frames[:count, 0].max())
+        largest = int(self._words[:count, 0].max())
         ready = self._ready_frames, self._ready_shapes
-        self._prepare.launch((count, 1), self._assets, self._frames, self._geoms, largest, *ready)
+        self._prepare.launch((count, 1), self._struct, self._frames, self._geoms, largest, *ready)
         if self._fetched is not None:
             self._fetched.record()
-        self._draw.launch((self._tiles, count), self._assets, *ready, out)
+        self._draw.launch((self._tiles, count), self._struct, *ready, out)
 
 
 def _kernel(name: str) -> runtime.Launchable:

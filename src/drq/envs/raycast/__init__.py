@@ -1,7 +1,7 @@
 """The control suite's images without OpenGL: MuJoCo's abstract scene, drawn by casting rays."""
 
-from drq.envs.raycast.cpu import SOURCES, RayCamera, compiler, require_compiler
-from drq.envs.raycast.scene import FRAME_WORDS, GEOM_WORDS, MAX_GEOMS, Assets, Driver, SceneReader, pack_assets
+from drq.envs.raycast.cpu import SOURCES, RayCamera, compiler, draw, require_compiler
+from drq.envs.raycast.scene import FRAME_WORDS, GEOM_WORDS, MAX_GEOMS, Assets, Driver, Scene, SceneReader, pack_assets
 
 __all__ = [
     "FRAME_WORDS",
@@ -11,8 +11,10 @@ __all__ = [
     "Assets",
     "Driver",
     "RayCamera",
+    "Scene",
     "SceneReader",
     "compiler",
+    "draw",
     "pack_assets",
     "require_compiler",
 ]

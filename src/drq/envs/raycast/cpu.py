@@ -20,8 +20,8 @@ from drq.envs.raycast.scene import (
     ASSETS_BYTES,
     FRAME_WORDS,
     GEOM_WORDS,
-    MAX_GEOMS,
     Driver,
+    Scene,
     SceneReader,
     pack_assets,
 )
@@ -43,22 +43,16 @@ class RayCamera:
     def __init__(self, model: Any, size: int, camera: int, options: Any, driver: Driver = "nvidia") -> None:
         """`model` is a mujoco.MjModel, `options` what of it is shown: a mujoco.MjvOption."""
         self.model = model
-        self._draw = _library().draw
         self._reader = SceneReader(model, camera, options)
         self._assets = pack_assets(model, size, driver)
-        self._struct = self._assets.struct([array.ctypes.data for array in self._assets.arrays])
-        self._frame = np.zeros(FRAME_WORDS, np.int32)
-        self._geoms = np.zeros((MAX_GEOMS, GEOM_WORDS), np.int32)
+
+    def scene(self, data: Any) -> Scene:
+        """The state in `data`, a mujoco.MjData, not drawn yet."""
+        return self._reader.read(data, self._assets)
 
     def frame(self, data: Any) -> NDArray[np.uint8]:
-        """The state in `data`, a mujoco.MjData, as an image (3, size, size)."""
-        self._reader.read(data, self._frame, self._geoms)
-        image = np.empty((3, self._assets.size, self._assets.size), np.uint8)
-        self._draw(
-            *(ctypes.byref(self._struct), _pointer(self._frame), _pointer(self._geoms)),
-            *(1, MAX_GEOMS, _pointer(image)),
-        )
-        return image
+        """The same as an image (3, size, size)."""
+        return draw(self.scene(data))
 
     def draw(self, data: Any) -> NDArray[np.uint8]:
         """The same as (size, size, 3)."""
@@ -66,6 +60,16 @@ class RayCamera:
 
     def close(self) -> None:
         pass
+
+
+def draw(scene: Scene) -> NDArray[np.uint8]:
+    """The image (3, size, size) of a scene. Other threads of Python go on meanwhile."""
+    image = np.empty(scene.shape, np.uint8)
+    _library().draw(
+        *(ctypes.byref(scene.assets.on_host), _pointer(scene.words), _pointer(scene.geoms)),
+        *(1, len(scene.geoms), _pointer(image)),
+    )
+    return image
 
 
 def compiler() -> str | None:

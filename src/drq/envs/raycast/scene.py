@@ -12,7 +12,8 @@ import ctypes
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +78,29 @@ class Assets:
     def struct(self, addresses: Sequence[int]) -> ctypes.Structure:
         """The C structure, with the arrays at these addresses: the host's or a GPU's."""
         return _AssetsStruct(*addresses, *self.numbers, (ctypes.c_float * len(_SAMPLES))(*_SAMPLES))
+
+    @cached_property
+    def on_host(self) -> ctypes.Structure:
+        return self.struct([array.ctypes.data for array in self.arrays])
+
+
+class Scene(NamedTuple):
+    """A frame that is not drawn yet."""
+
+    assets: Assets
+    words: NDArray[np.int32]
+    """(FRAME_WORDS,)."""
+    geoms: NDArray[np.int32]
+    """(shapes, GEOM_WORDS)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the frame, once it is drawn; so is the type below."""
+        return 3, self.assets.size, self.assets.size
+
+    @property
+    def dtype(self) -> np.dtype[np.uint8]:
+        return np.dtype(np.uint8)
 
 
 def pack_assets(model: Any, size: int, driver: Driver) -> Assets:
@@ -173,10 +197,11 @@ class SceneReader:
         self._lights = _Records(self.scene.lights, _LIGHT_FIELDS)
         self._cameras = _Records(self.scene.camera, _CAMERA_FIELDS)
 
-    def read(self, data: Any, frame: NDArray[np.int32], geoms: NDArray[np.int32]) -> None:
-        """Writes the state in `data`, a mujoco.MjData, into (FRAME_WORDS,) and (MAX_GEOMS, GEOM_WORDS)."""
+    def read(self, data: Any, assets: Assets) -> Scene:
+        """The state in `data`, a mujoco.MjData. Neither a later state nor a change of the model changes it."""
         self._update(data)
         count = self.scene.ngeom
+        frame = np.zeros(FRAME_WORDS, np.int32)
         lights = min(self.scene.nlight, _MAX_LIGHTS)
         frame[:2] = count, lights
         frame[2 : 2 + 2 * _CAMERA_WORDS] = self._cameras.read(2).ravel()
@@ -188,7 +213,7 @@ class SceneReader:
         words[:, -2] = np.cos(cutoff).astype(np.float32).view(np.int32)
         half = np.minimum(cutoff * float(self.model.vis.map.shadowscale), np.radians(80))
         words[:, -1] = np.tan(half).astype(np.float32).view(np.int32)
-        geoms[:count] = self._geoms.read(count)
+        return Scene(assets, frame, np.ascontiguousarray(self._geoms.read(count)))  # numpy had the columns outside
 
     def why_undrawable(self, data: Any) -> str | None:
         """What there is in the scene that cannot be drawn by casting rays, or None."""

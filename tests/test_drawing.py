@@ -1,0 +1,163 @@
+"""Frames that are drawn where the networks are: the same run, and none of them visits the host."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from drq import envs, train
+from drq.config import EngineConfig, EnvConfig, EvalConfig, ReplayConfig, SACConfig, TrainConfig
+from drq.engine import Actor, DrawnStack, EngineSettings, FastBackend
+from drq.engine.kernels import runtime
+from drq.envs.raycast import Scene, compiler
+from drq.presets import preset
+from drq.replay import Replay
+from drq.training.evaluate import FrameStack
+from drq.training.loop import Trainer
+from emulation import Emulator
+from runs import assert_same_run, small, state
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+CARTPOLE = "dmc/cartpole-swingup"
+
+
+def env_of(render: Any) -> Any:
+    return envs.make(CARTPOLE, EnvConfig(render=render, image_size=24), 8)
+
+
+def run_of(folder: Path, render: Any, **changes: Any) -> TrainConfig:
+    """120 agent steps of Cartpole: the second episode begins before the end, the replay's ring is full before that."""
+    env = EnvConfig(image_size=24, action_repeat=16, render=render)
+    evaluations = EvalConfig(every=960, episodes=2, video=False)
+    return small(folder, CARTPOLE, steps=1920, env=env, eval=evaluations, **changes)
+
+
+@pytest.fixture
+def drawing_engine(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """An engine on the CPU that draws frames itself. The list grows each time it is asked whether it can."""
+    asked: list[int] = []
+    monkeypatch.setattr(runtime, "kernel", emulator.kernel)
+    monkeypatch.setattr("drq.training.components.draws_frames", lambda _: not asked.append(1))
+    return asked
+
+
+def test_a_stack_holds_what_the_host_would_have_drawn(kernel_device: str) -> None:
+    drawn, undrawn = env_of("ray"), env_of("cuda")
+    assert undrawn.leave_undrawn()
+    host, device = FrameStack(drawn.spec), DrawnStack(undrawn.spec, torch.device(kernel_device))
+    kept: list[tuple[torch.Tensor, np.ndarray]] = []
+
+    def check() -> None:
+        np.testing.assert_array_equal(device.on_host(), host.observation)
+        np.testing.assert_array_equal(device.newest.cpu(), host.newest)
+        for tensor, before in kept[-1:]:  # it may still be read: the newest is not drawn over it
+            np.testing.assert_array_equal(tensor.cpu(), before)
+        kept.append((device.observation, host.observation.copy()))
+
+    for seed in range(2):
+        host.reset(drawn.reset(seed))
+        device.reset(undrawn.reset(seed))
+        check()
+        for number in range(4):
+            action = np.array([1 - number % 2 * 2], np.float32)
+            scene = undrawn.step(action).frame
+            assert isinstance(scene, Scene)
+            host.push(drawn.step(action).frame)
+            device.push(scene)  # type: ignore[arg-type]
+            check()
+
+
+def test_what_opengl_draws_is_drawn_as_before() -> None:
+    env = env_of("fast")
+    assert not envs.leave_undrawn(env)
+    assert not envs.leave_undrawn(envs.make("toy/reach", EnvConfig(), 1))
+
+
+def test_a_run_that_draws_by_itself_is_the_same_run(tmp_path: Path, drawing_engine: list[int]) -> None:
+    """But for who draws: to the bit, as the emulated kernel's pixels are the CPU's."""
+    for render in ("ray", "cuda"):
+        trainer = Trainer(run_of(tmp_path / render, render), quiet=True)
+        trainer.run()
+        assert isinstance(trainer.stack, DrawnStack if render == "cuda" else FrameStack)
+    assert drawing_engine
+    assert_same_run(tmp_path / "ray", tmp_path / "cuda")
+
+
+class Crash(BaseException):
+    """Stands for the power going out: nothing catches it."""
+
+
+@pytest.mark.parametrize("at", [30, 100])
+def test_it_resumes_exactly(
+    tmp_path: Path, drawing_engine: list[int], monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    train(run_of(tmp_path / "whole", "cuda"), quiet=True)
+    with monkeypatch.context() as patch:
+        original = Replay.add
+
+        def add(self: Replay, *args: Any) -> None:
+            original(self, *args)
+            if self.streams[0].transitions_added == at:
+                raise Crash
+
+        patch.setattr(Replay, "add", add)
+        with pytest.raises(Crash):
+            train(run_of(tmp_path / "run", "cuda"), quiet=True)
+    train(run_of(tmp_path / "run", "cuda"), quiet=True)
+    assert drawing_engine
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_gpus_run_goes_on_without_one(
+    tmp_path: Path, drawing_engine: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = dataclasses.replace(run_of(tmp_path / "run", "cuda"), steps=960)
+    train(half, quiet=True)
+    monkeypatch.undo()  # no engine that draws
+    trainer = Trainer(run_of(tmp_path / "run", "cuda"), quiet=True)
+    trainer.run()
+    assert isinstance(trainer.stack, FrameStack)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graphs", ["on", "off"])
+def test_acting_on_a_gpu_reads_either(graphs: Any) -> None:
+    """An observation on the GPU gives the action that the same one on the host gives."""
+    config = preset("cpu", CARTPOLE)
+    env = env_of("cuda")
+    engine = EngineSettings.resolve(EngineConfig(cuda_graphs=graphs), torch.device("cuda"), config.agent, 0)
+    from drq.agents import make_agent
+
+    agent = make_agent(env.spec, SACConfig(hidden_dim=16), FastBackend(engine), 0)
+    noise = agent.evaluation(1, torch.Generator())
+    for seed in range(3):
+        images = np.random.default_rng(seed).integers(0, 256, (1, *env.spec.observation_shape), dtype=np.uint8)
+        host, device = Actor(agent, engine), Actor(agent, engine)
+        for shift in range(3):
+            pictures = np.roll(images, shift)
+            np.testing.assert_array_equal(
+                host.act(pictures, noise), device.act(torch.from_numpy(pictures).cuda(), noise)
+            )
+
+
+@pytest.mark.gpu
+def test_a_whole_run_on_a_gpu(tmp_path: Path) -> None:
+    """`auto` draws on the GPU; interrupted by a budget and gone on with, the run is the uninterrupted one."""
+    changes = {"device": "cuda", "replay": ReplayConfig(capacity=60)}
+    whole = Trainer(run_of(tmp_path / "whole", "auto", **changes), quiet=True)
+    whole.run()
+    assert whole.config.env.render == "cuda"
+    assert isinstance(whole.stack, DrawnStack)
+    host = Trainer(run_of(tmp_path / "host", "ray", **changes), quiet=True)
+    host.run()
+    frames = [run.learner.replay.rings.frames.cpu().int() for run in (whole, host)]
+    # Actions follow from pixels: only until an update could see a last bit need they agree, the seed steps.
+    assert (frames[0][:20] - frames[1][:20]).abs().max() <= 1
+    train(dataclasses.replace(run_of(tmp_path / "run", "auto", **changes), steps=960), quiet=True)
+    train(run_of(tmp_path / "run", "auto", **changes), quiet=True)
+    assert state(tmp_path / "run").keys() == state(tmp_path / "whole").keys()
