@@ -5,6 +5,10 @@ drawn in turns by `paper`, `fast` and `ray`. Differences are means over all pixe
 draws as this machine's OpenGL does where drivers differ, `ray` as NVIDIA's does everywhere. The checksum of `ray`'s
 frames is the same on every machine.
 
+With --keep FILE: saves what this machine's OpenGL draws, by `paper` and by `fast`, of another episode.
+With --against FILE: what `ray` and this machine's OpenGL draw of that, against the other machine's pixels; with
+--picture OUT its `paper`, `ray` and the `paper` of here below each other, a column for each task, at twice the size.
+
 With --gpu: the frames of `--env.render cuda`, checked, and its time. Then differences are those of the GPU's frames.
 """
 
@@ -19,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from drq.config import EnvConfig
 from drq.engine import kernels
@@ -29,6 +34,8 @@ from drq.envs.rendering import is_software, renderer_name, shown
 from drq.training.seeds import random_action
 
 FRAMES = 20
+KEPT_SEED, KEPT_EVERY, KEPT_FRAMES = 1, 7, 10
+"""The episode of --keep: its seed, and which frames of it are kept."""
 PLANET = ("cartpole-swingup", "reacher-easy", "cheetah-run", "finger-spin", "ball_in_cup-catch", "walker-walk")
 Frames = Any
 
@@ -94,6 +101,54 @@ def on_gpu(task: str) -> Frames:
 
 def difference(one: Frames, other: Frames) -> float:
     return float(abs(one.astype(int) - other).mean())
+
+
+def keep(tasks: list[str], file: str) -> None:
+    kept: dict[str, Frames] = {"_renderer": np.array(renderer_name())}
+    for task in tasks:
+        spec = make(task, EnvConfig(observation="state"), 2).spec
+        random = np.random.RandomState(KEPT_SEED)
+        steps = KEPT_EVERY * (KEPT_FRAMES - 1)
+        actions = [random.uniform(-1, 1, spec.action_size).astype(np.float32) for _ in range(steps)]
+        name = task.removeprefix("dmc/")
+        kept[f"{name}/actions"] = np.stack(actions)
+        kept[f"{name}/agent_step"] = np.arange(0, steps + 1, KEPT_EVERY)
+        for render in ("paper", "fast"):
+            kept[f"{name}/{render}"] = kept_frames(task, render, kept).transpose(0, 2, 3, 1)
+        print(task, flush=True)
+    np.savez_compressed(file, **kept)
+
+
+def kept_frames(task: str, render: str, kept: Any) -> Frames:
+    """The frames that are kept of a task, as `render` draws them here."""
+    name = task.removeprefix("dmc/")
+    env: Any = make(task, EnvConfig(render=render), 2)  # type: ignore[arg-type]
+    env.begin(KEPT_SEED)
+    frames = [env.simulator.frame()]
+    for agent_step, action in enumerate(kept[f"{name}/actions"], 1):
+        env.advance(action)
+        if agent_step in kept[f"{name}/agent_step"]:
+            frames.append(env.simulator.frame())
+    env.close()
+    return np.stack(frames)
+
+
+def print_against(tasks: list[str], file: str, picture: str | None) -> None:
+    kept, columns = np.load(file), []
+    print(f"there: {kept['_renderer']}; mean differences of 255 from its `paper`")
+    print(f"{'task':30}{'its fast':>9}{'ray':>9}{'paper here':>12}")
+    for task in tasks:
+        name = task.removeprefix("dmc/")
+        if f"{name}/paper" not in kept.files or not is_drawable(task):
+            continue
+        paper, fast = (kept[f"{name}/{render}"].transpose(0, 3, 1, 2) for render in ("paper", "fast"))
+        ray, here = (kept_frames(task, render, kept) for render in ("ray", "paper"))
+        numbers = difference(fast, paper), difference(ray, paper), difference(here, paper)
+        print(f"{task:30}{numbers[0]:9.3f}{numbers[1]:9.3f}{numbers[2]:12.3f}", flush=True)
+        columns.append(np.concatenate([paper[-1], ray[-1], here[-1]], axis=1))
+    if picture is not None:
+        image = np.concatenate(columns, axis=2).transpose(1, 2, 0).repeat(2, axis=0).repeat(2, axis=1)
+        Image.fromarray(image).quantize(256).save(picture, optimize=True)
 
 
 def is_drawable(task: str) -> bool:
@@ -170,13 +225,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="as in walker-walk; all unless named")
     parser.add_argument("--gpu", action="store_true", help="check and time the CUDA kernels")
+    parser.add_argument("--keep", metavar="FILE", help="save this machine's pixels")
+    parser.add_argument("--against", metavar="FILE", help="compare with pixels that --keep saved on another machine")
+    parser.add_argument("--picture", metavar="OUT", help="with --against: a PNG of the last frames side by side")
     options = parser.parse_args()
     if options.gpu and not kernels.available():
         parser.error("--gpu needs a CUDA GPU with bfloat16")
     tasks = [f"dmc/{task}" for task in options.tasks] or list(task_names("dmc"))
     started = time.perf_counter()
     print(f"OpenGL: {renderer_name()}; {FRAMES} frames a task")
-    print_gpu(tasks) if options.gpu else print_closeness(tasks)
+    if options.keep:
+        keep(tasks, options.keep)
+    elif options.against:
+        print_against(tasks, options.against, options.picture)
+    else:
+        print_gpu(tasks) if options.gpu else print_closeness(tasks)
     print(f"{time.perf_counter() - started:.0f} s in all")
 
 

@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from drq.doctor import Check, examine, main, verdict
+from drq.engine import kernels
+from drq.envs.raycast import compiler
 from drq.machine import GPU, BrokenGPU, Machine, Renderer, ReplaySize, free_memory, probe
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,6 +53,7 @@ HEALTHY = Machine(
     memory_free=100 * GB,
     compiler=True,
     python_headers=True,
+    rays="cuda",
     renderer=Renderer("NVIDIA H200/PCIe/SSE2", software=False),
     replay=ReplaySize(100_000, 2_200_000_000),
     directory=Path("runs"),
@@ -151,6 +154,23 @@ def test_software_rendering_without_a_gpu_asks_for_no_driver() -> None:
     assert "driver" not in warning.message
 
 
+@pytest.mark.parametrize(
+    ("rays", "said", "instead"),
+    [
+        ("cuda", "`cuda`: the GPU's own program draws, without OpenGL", "`--env.render auto` takes `cuda` instead"),
+        ("ray", "takes `ray`: the CPU draws, without OpenGL", "`--env.render auto` takes `ray` instead"),
+        (None, "`apt-get install g++`", None),
+    ],
+)
+def test_what_auto_would_draw_with_is_said(rays: Any, said: str, instead: str | None) -> None:
+    """Beside the line of OpenGL, and in it where OpenGL is missing or slow."""
+    machine = replace(HEALTHY, **LAPTOP, rays=rays)
+    assert said in {check.name: check.message for check in examine(machine)}["ray caster"]
+    for renderer in ("No OpenGL.", Renderer("llvmpipe", software=True)):
+        message = {check.name: check for check in examine(replace(machine, renderer=renderer))}["renderer"].message
+        assert (instead in message) if instead else ("--env.render auto` takes" not in message)
+
+
 def test_a_package_that_waits_for_a_missing_one_says_so() -> None:
     error = {"scipy": "ModuleNotFoundError: No module named 'numpy'"}
     checks = {check.name: check for check in faults(replace(HEALTHY, versions=without("numpy"), import_errors=error))}
@@ -186,6 +206,7 @@ def test_probing_finds_this_machine(tmp_path: Path) -> None:
     # 100,000 frames of 84 x 84 x 3 and at most a twentieth more for the rest.
     assert machine.replay is not None
     assert 100_000 * 84 * 84 * 3 < machine.replay.bytes < 1.05 * 100_000 * 84 * 84 * 3
+    assert machine.rays == (None if compiler() is None else "cuda" if kernels.available() else "ray")
     assert machine.writable
     assert machine.disk_free > 0
     assert machine.ffmpeg is not None

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from drq.envs.raycast import compiler
 from drq.envs.rendering import choose_backend, is_software, missing_libraries, renderer_name
 
 needs_gl = pytest.mark.skipif(bool(missing_libraries(choose_backend())), reason="no OpenGL libraries")
@@ -64,6 +65,17 @@ def test_a_users_choice_is_kept() -> None:
         pytest.skip("no OSMesa")
     result = python(MAKE + "first_frame(); import os; print(os.environ['MUJOCO_GL'])", MUJOCO_GL="osmesa")
     assert result.stdout.splitlines() == ["(3, 84, 84)", "osmesa"]
+
+
+def test_without_the_library_rays_are_cast() -> None:
+    if sys.platform != "linux" or compiler() is None:
+        pytest.skip("EGL is Linux's, and casting rays needs a C++ compiler")
+    drawn, terrain = python(
+        WITHOUT_EGL + MAKE + "first_frame(render='auto')\nfirst_frame('dmc/quadruped-escape', render='auto')\n"
+    ).stdout.splitlines()
+    assert drawn == "(3, 84, 84)"
+    assert terrain.startswith("UserError: Drawing with MUJOCO_GL=egl needs libEGL.so.1")
+    assert "--env.render auto, where there is a C++ compiler" in terrain
 
 
 def test_without_the_library_pixels_are_refused_with_the_remedy_and_state_works() -> None:

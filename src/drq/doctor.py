@@ -62,6 +62,7 @@ def examine(machine: Machine) -> list[Check]:
         *(_check_optional(name, machine) for name in OPTIONAL),
         *_check_images(machine),
         _check_renderer(machine),
+        _check_rays(machine),
         Check("cpu", "ok", f"{machine.cpu_cores} cores, {_size(machine.memory_free)} of memory free"),
         *_check_gpu(machine),
         *_check_compiler(machine),
@@ -151,9 +152,11 @@ def _check_images(machine: Machine) -> Iterator[Check]:
 
 
 def _check_renderer(machine: Machine) -> Check:
+    """OpenGL, which draws by default."""
     renderer = machine.renderer
+    instead = f" `--env.render auto` takes `{machine.rays}` instead, without OpenGL." if machine.rays else ""
     if not isinstance(renderer, Renderer):
-        return Check("renderer", "failure", renderer, control_only=True)
+        return Check("renderer", "failure", renderer + instead, control_only=True)
     if not renderer.software:
         return Check("renderer", "ok", renderer.name)
     if machine.nvidia_device:
@@ -161,9 +164,18 @@ def _check_renderer(machine: Machine) -> Check:
             "install the EGL part of NVIDIA's driver (Ubuntu: libnvidia-gl-VERSION; in a container set "
             "NVIDIA_DRIVER_CAPABILITIES=all)"
         )
-        return Check("renderer", "warning", f"{renderer.name} is software, beside an idle GPU: {remedy}.")
-    remedy = "a GPU draws ten times faster or more"
-    return Check("renderer", "warning", f"{renderer.name} is software, 6 to 30 ms a frame: {remedy}.")
+        return Check("renderer", "warning", f"{renderer.name} is software, beside an idle GPU: {remedy}.{instead}")
+    remedy = "most tasks need none of it" if instead else "`apt-get install g++` and `--env.render auto` draw faster"
+    return Check("renderer", "warning", f"{renderer.name} is software, 6 to 30 ms a frame: {remedy}.{instead}")
+
+
+def _check_rays(machine: Machine) -> Check:
+    """What else could draw."""
+    if machine.rays is None:
+        missing = "no C++ compiler, so `--env.render auto` is OpenGL: `apt-get install g++` to cast rays instead."
+        return Check("ray caster", "ok", missing)
+    who = {"cuda": "the GPU's own program", "ray": "the CPU"}[machine.rays]
+    return Check("ray caster", "ok", f"`--env.render auto` takes `{machine.rays}`: {who} draws, without OpenGL")
 
 
 def _check_gpu(machine: Machine) -> Iterator[Check]:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from drq.cores import usable_cores
 from drq.errors import UserError
@@ -105,6 +106,8 @@ class Machine:
     """Host memory in bytes, within the limit of a container."""
     compiler: bool
     python_headers: bool
+    rays: Literal["cuda", "ray"] | None
+    """What `--env.render auto` is for most tasks; None: no C++ compiler, hence OpenGL."""
     renderer: Renderer | str
     """What draws, or the sentence why nothing does."""
     replay: ReplaySize | None
@@ -141,6 +144,7 @@ def probe(directory: Path) -> Machine:
         memory_free=free_memory(),
         compiler=any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))),
         python_headers=Path(sysconfig.get_path("include"), "Python.h").exists(),
+        rays=_rays(gpu) if {"torch", "numpy", "tyro"} <= usable else None,
         renderer=_renderer() if {"numpy", "mujoco"} <= usable else "cannot be tried without mujoco.",
         replay=_default_replay() if {"torch", "numpy", "tyro"} <= usable else None,
         directory=directory,
@@ -224,6 +228,15 @@ def _cuda() -> tuple[str | None, GPU | BrokenGPU | None, str | None]:
     except Exception as error:
         return torch.version.cuda, BrokenGPU(name, _reason(error)), warning
     return torch.version.cuda, GPU(name, total, free, bf16), warning
+
+
+def _rays(gpu: GPU | BrokenGPU | None) -> Literal["cuda", "ray"] | None:
+    from drq.engine import kernels
+    from drq.envs.raycast import compiler
+
+    if compiler() is None:
+        return None
+    return "cuda" if isinstance(gpu, GPU) and kernels.available() else "ray"
 
 
 def _renderer() -> Renderer | str:

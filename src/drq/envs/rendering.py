@@ -39,7 +39,8 @@ _LIBRARIES = {
 }
 _REMEDY = (
     "on Debian or Ubuntu type `apt-get install libegl1 libopengl0 libgl1`, "
-    "or `apt-get install libosmesa6` and set MUJOCO_GL=osmesa to draw in software"
+    "or `apt-get install libosmesa6` and set MUJOCO_GL=osmesa to draw in software; "
+    "most tasks of the control suite need no OpenGL with --env.render auto, where there is a C++ compiler"
 )
 
 
