@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch import Tensor
 
 from drq.agents import make_agent
@@ -27,6 +26,7 @@ from drq.envs.protocol import EnvSpec
 from drq.presets import preset
 from drq.replay import Batch
 from drq.training.loop import train
+from runs import state
 
 SIZE, ACTIONS, N = 36, 5, 6
 SPEC = EnvSpec("atari/tiny", (1, SIZE, SIZE), 2, "discrete", ACTIONS, 4, None)
@@ -393,7 +393,7 @@ def test_a_killed_run_goes_on_exactly(tmp_path: Path) -> None:
     assert len(rows(whole, "eval.csv")) == 2
     assert rows(whole, "eval.csv") == rows(killed, "eval.csv")
     assert rows(whole, "train.csv") == rows(killed, "train.csv")
-    states = [load_file(next((folder / "checkpoint").glob("state-*"))) for folder in (whole, killed)]
+    states = [state(folder) for folder in (whole, killed)]
     assert states[0].keys() == states[1].keys()
     for name, tensor in states[0].items():
         assert torch.equal(tensor, states[1][name]), name

@@ -53,7 +53,7 @@ def test_settings_that_an_older_folder_does_not_name_have_their_defaults() -> No
         ({"replay.capacity": 0.5}, "'replay.capacity' is 0.5: give it a whole number or nothing."),
         ({"imports": "my_module"}, "'imports' is 'my_module': give it a list of texts."),
         ({"env": 3}, "There is no setting 'env'"),
-        ({"agent.type": "td9"}, "There is no agent 'td9' in drq.agents.AGENTS, which has sac, dqn: add a row"),
+        ({"agent.type": "td9"}, "There is no agent 'td9': choose from sac, dqn"),
     ],
 )
 def test_a_hand_edited_configuration_is_refused_in_one_sentence(

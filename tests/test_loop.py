@@ -19,7 +19,7 @@ from drq.errors import UserError
 from drq.replay import Replay
 from drq.training import loop
 from drq.training.env_worker import InlineEnv, ThreadedEnv
-from runs import assert_same_run, small
+from runs import assert_same_run, edit_checkpoint, small
 
 PONG: dict[str, Any] = {
     "task": "atari/pong",
@@ -104,9 +104,8 @@ def test_settings_are_refused_before_an_environment_is_opened(
 ) -> None:
     folder = tmp_path / "run"
     drq.train(small(folder, steps=20), quiet=True)
-    latest = folder / "checkpoint" / "latest.json"
     if refused == "other device":
-        latest.write_text(latest.read_text().replace('"device": "cpu"', '"device": "cuda"'))
+        edit_checkpoint(folder, device="cuda")
     elif refused != "other settings":
         folder = tmp_path / "another"
     changes, said = REFUSED[refused]
@@ -124,8 +123,7 @@ def test_a_finished_run_needs_neither_its_environment_nor_its_device(
 ) -> None:
     folder = tmp_path / "run"
     trained = drq.train(small(folder, steps=20), quiet=True)
-    latest = folder / "checkpoint" / "latest.json"
-    latest.write_text(latest.read_text().replace('"device": "cpu"', '"device": "cuda"'))
+    edit_checkpoint(folder, device="cuda")
     monkeypatch.delattr(loop, "make_env")
     assert drq.train(small(folder, steps=20), quiet=True) == trained
 

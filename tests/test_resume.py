@@ -28,7 +28,7 @@ from drq.training import checkpoint as checkpoint_module
 from drq.training.env_worker import ThreadedEnv
 from drq.training.evaluation_service import EvaluationRequest, InlineEvaluation
 from drq.training.loop import Trainer
-from runs import FLAGS, assert_same_run, rows, small, state
+from runs import FLAGS, assert_same_run, edit_checkpoint, rows, small, state
 
 
 class Crash(BaseException):
@@ -225,8 +225,7 @@ def test_an_environment_that_forgets_is_noticed(
 
 def test_another_device_is_refused(uninterrupted: Path, tmp_path: Path) -> None:
     folder = unfinished_copy(uninterrupted, tmp_path / "copy")
-    latest = folder / "checkpoint" / "latest.json"
-    latest.write_text(latest.read_text().replace('"device": "cpu"', '"device": "cuda"'))
+    edit_checkpoint(folder, device="cuda")
     with pytest.raises(UserError, match=r"The run was begun on cuda .* add --device cuda"):
         drq.train(small(folder), quiet=True)
 
@@ -241,6 +240,12 @@ def cut_short(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-5])
 
 
+def flip_a_byte(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) * 2 // 3] ^= 1
+    file.write_bytes(content)
+
+
 def exchange_weights(file: Path) -> None:
     """Those of a smaller agent."""
     tensors = load_file(file)
@@ -248,6 +253,9 @@ def exchange_weights(file: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "a byte of the weights": ("state-*", flip_a_byte),
+    "a byte of the replay": ("replay-*", flip_a_byte),
+    "a byte of the description": ("latest.json", flip_a_byte),
     "no tensor": ("state-*", lambda file: file.write_bytes(b"not a tensor")),
     "half a state": ("state-*", cut_short),
     "other weights": ("state-*", exchange_weights),
@@ -262,12 +270,69 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_named(damage: str, uninterrupted: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
+    damage: str, uninterrupted: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder = unfinished_copy(uninterrupted, tmp_path / "copy")
     pattern, do = DAMAGE[damage]
     do(sorted((folder / "checkpoint").glob(pattern))[-1])
-    with pytest.raises(UserError, match=r"cannot be read .* delete the folder to begin the run again"):
+    drq.train(small(folder))
+    assert "the run goes on from the one before, of agent step" in capfd.readouterr().err
+    assert_same_run(uninterrupted, folder)
+
+
+def test_damage_to_both_checkpoints_is_named(uninterrupted: Path, tmp_path: Path) -> None:
+    folder = unfinished_copy(uninterrupted, tmp_path / "copy")
+    for file in (folder / "checkpoint").glob("state-*"):
+        flip_a_byte(file)
+    with pytest.raises(UserError, match=r"cannot be read .*checksum.* delete the folder to begin the run again"):
         drq.train(small(folder), quiet=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"agent_step": 600},
+        {"updates": 10**9},
+        {"serial": -1},
+        {"state": "../state.safetensors"},
+        {"state": "/etc/passwd"},
+        {"replay": [{"transitions_added": 10**12, "frames_added": 1, "oldest": 0, "age": 0}]},
+        {"progress": {}},
+    ],
+)
+def test_a_checkpoint_past_the_limits_of_its_run_is_refused(
+    changes: dict[str, object], uninterrupted: Path, tmp_path: Path
+) -> None:
+    folder = unfinished_copy(uninterrupted, tmp_path / "copy")
+    edit_checkpoint(folder, **changes)
+    with pytest.raises(UserError, match="cannot be read"):
+        drq.train(small(folder), quiet=True)
+
+
+def test_folders_of_others_behind_links_are_left_alone(uninterrupted: Path, tmp_path: Path) -> None:
+    """A run folder may be reached through a link; what is in it may not lead elsewhere."""
+    models = tmp_path / "models"
+    shutil.copytree(uninterrupted / "checkpoint", models)
+    (models / "mine.safetensors").write_bytes(b"precious")
+    before = {file.name: file.read_bytes() for file in models.iterdir()}
+    for name in ("checkpoint", "checkpoint/latest.json", "eval.csv", "train.csv", "finished.json", "config.json"):
+        folder = unfinished_copy(uninterrupted, tmp_path / f"copy-{name.replace('/', '-')}")
+        target = models / "latest.json"
+        if name == "checkpoint":
+            shutil.rmtree(folder / name)
+            target = models
+        else:
+            (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(target)
+        with pytest.raises(UserError, match="is a link"):
+            drq.train(small(folder), quiet=True)
+        assert {file.name: file.read_bytes() for file in models.iterdir()} == before
+    (tmp_path / "link").symlink_to(unfinished_copy(uninterrupted, tmp_path / "real"))
+    (tmp_path / "real" / "checkpoint" / "mine.safetensors").write_bytes(b"precious")
+    drq.train(small(tmp_path / "link"), quiet=True)
+    assert_same_run(uninterrupted, tmp_path / "real")
+    assert (tmp_path / "real" / "checkpoint" / "mine.safetensors").read_bytes() == b"precious"
 
 
 @pytest.mark.parametrize("error", [KeyError("rows"), RuntimeError("shapes"), ValueError("dtype"), OSError("device")])

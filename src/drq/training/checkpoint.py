@@ -1,35 +1,50 @@
 """Checkpoints: atomic, as cheap as what is new, and nothing in them is code.
 
-    checkpoint/latest.json                  what belongs together; replaced as a whole, last
-    checkpoint/state-<agent_step>...        networks, optimisers, random generators
-    checkpoint/replay-<agent_step>...       what the replay gained since the checkpoint before
+    checkpoint/latest.json                  what belongs together, with checksums; replaced as a whole, last
+    checkpoint/previous.json                the latest.json before it, whose files are kept too
+    checkpoint/state-<serial>...            networks, optimisers, random generators
+    checkpoint/replay-<serial>...           what the replay gained since the checkpoint before
 
-A crash at any moment leaves the previous latest.json and every file it names.
+A crash at any moment leaves a latest.json and every file it names, and damage that is found later leaves previous.json.
+Serials count up, so that the next attempt writes over what a crash left half done. Only files that one of the two lists
+named are ever removed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from operator import le
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from drq.agents import Agent
 from drq.engine import Learner, to_action
 from drq.errors import UserError
-from drq.training.folder import write_atomically
+from drq.replay import Replay
+from drq.training.folder import refuse_link, write_atomically
+from drq.training.schedule import Schedule
 from drq.training.state import RunState
+
+T = TypeVar("T")
+
+DAMAGE = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What reading a damaged file may raise."""
+MOST = 2**53
+"""No counter is above it."""
+FORGOTTEN_EPISODES = 10_000
+"""So many times may a run have been resumed in an environment that did not come back to its episode."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +53,15 @@ class Segment:
 
     file: str
     marks: list[tuple[int, int]]
+    sha256: str | None = None
+    """None: written by an earlier version."""
 
     @staticmethod
     def from_json(plain: dict[str, Any]) -> Segment:
         if "marks" not in plain:  # written by an earlier version, which knew one stream
             return Segment(plain["file"], [(plain["transitions_end"], plain["frames_end"])])
-        return Segment(plain["file"], [(transitions, frames) for transitions, frames in plain["marks"]])
+        marks = [(transitions, frames) for transitions, frames in plain["marks"]]
+        return Segment(plain["file"], marks, plain.get("sha256"))
 
 
 @dataclass(frozen=True)
@@ -61,16 +79,84 @@ class Description:
     """The counters of the replay's streams."""
     progress: dict[str, Any]
     """The rest of the run's state, and the newest metrics."""
+    serial: int
+    """Counts the checkpoints of a run."""
+    state_sha256: str | None = None
+    """None: written by an earlier version."""
 
     @staticmethod
-    def from_json(plain: dict[str, Any]) -> Description:
-        segments = [Segment.from_json(part) for part in plain["segments"]]
-        counters = plain["replay"] if isinstance(plain["replay"], list) else [plain["replay"]]
-        return Description(**{**plain, "segments": segments, "replay": counters})
+    def from_text(text: str) -> Description:
+        """What `to_text` wrote, or an earlier version; one of `DAMAGE` where it is not that."""
+        plain = json.loads(text)
+        if "serial" in plain and plain.pop("sha256", None) != _sha256(_json(plain)):
+            raise ValueError("its checksum is another")
+        described = Description(
+            **{
+                # An earlier version numbered its files by agent step: the next serial has to be above them.
+                "serial": plain["agent_step"],
+                **plain,
+                "segments": [Segment.from_json(part) for part in plain["segments"]],
+                "replay": plain["replay"] if isinstance(plain["replay"], list) else [plain["replay"]],
+            }
+        )
+        described.check()
+        return described
+
+    def to_text(self) -> str:
+        plain = json.loads(_json(asdict(self)))  # as it will be read: tuples are lists
+        return _json({**plain, "sha256": _sha256(_json(plain))}) + "\n"
 
     @property
-    def files(self) -> set[str]:
-        return {self.state, *(segment.file for segment in self.segments)}
+    def checksums(self) -> dict[str, str | None]:
+        """Every file, and its checksum where it has one."""
+        return {self.state: self.state_sha256} | {segment.file: segment.sha256 for segment in self.segments}
+
+    @property
+    def pending(self) -> list[int]:
+        """Agent steps of the evaluations that were under way."""
+        return list(self.progress.get("pending", ()))
+
+    def check(self) -> None:
+        """Raises one of `DAMAGE` for what no run writes."""
+        if not isinstance(self.device, str):
+            raise ValueError("its device is no text")
+        for name in self.checksums:
+            if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+                raise ValueError(f"it names a file {name!r}")
+        step, progress = self.agent_step, self.progress
+        limits = [
+            ("agent_step", step, MOST),
+            ("serial", self.serial, MOST),
+            ("updates", self.updates, MOST),
+            ("episode", progress["episode"], step + FORGOTTEN_EPISODES),
+            ("evaluated", progress["evaluated"], step),
+            *((f"log_sizes.{name}", progress["log_sizes"][name], MOST) for name in ("train", "eval")),
+            *(("pending", pending, step) for pending in self.pending),
+        ]
+        for stream in self.replay:
+            limits += [
+                ("transitions_added", stream["transitions_added"], step),
+                ("frames_added", stream["frames_added"], 2 * step + FORGOTTEN_EPISODES),
+                ("oldest", stream["oldest"], stream["transitions_added"]),
+                ("age", stream["age"] + 1, step + 1),
+            ]
+        for segment in self.segments:
+            for (transitions, frames), stream in zip(segment.marks, self.replay, strict=True):
+                limits.append((f"the end of {segment.file}", transitions, stream["transitions_added"]))
+                limits.append((f"the end of {segment.file}", frames, stream["frames_added"]))
+        for name, count, most in limits:
+            if type(count) is not int or not 0 <= count <= most:
+                raise ValueError(f"{name} is {count!r}")
+        numbers = [progress["episode_score"], progress["seconds"], progress["last_return"] or 0.0]
+        if not all(math.isfinite(number) for number in (*numbers, *progress["metrics"].values())):
+            raise ValueError("it has a number that is not finite")
+
+    def check_budget(self, schedule: Schedule) -> None:
+        """ValueError for a checkpoint that is further than its run goes."""
+        if self.agent_step > schedule.agent_steps:
+            raise ValueError(f"its agent_step {self.agent_step:,} is past the {schedule.agent_steps:,} of the run")
+        if self.updates > schedule.updates_until(self.agent_step):
+            raise ValueError(f"it counts {self.updates:,} updates by agent step {self.agent_step:,}")
 
 
 class Checkpoints:
@@ -80,43 +166,64 @@ class Checkpoints:
         self.folder = folder
         self.newest: int | None = None
         """Agent step of the newest checkpoint that this process has made or restored."""
+        self.notice: str | None = None
+        """What `restore` found damaged."""
         self._latest = folder / "latest.json"
-        self._segments: list[Segment] = []
+        self._previous = folder / "previous.json"
+        self._kept: list[Description] = []
+        """What is on the disk, the newest last: that and the one before."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
 
     def save(self, learner: Learner, run: RunState) -> None:
         """Takes a snapshot now and writes it while training goes on."""
         self.wait()
-        self.folder.mkdir(exist_ok=True)
-        replay = learner.replay
-        last = self._segments[-1].marks if self._segments else [(0, 0) for _ in replay.streams]
-        fresh = replay.written_since(last)
-        anything_new = last != replay.marks()
-        segments = [old for old in self._segments if replay.keeps(old.marks)]
-        if anything_new:
-            segments.append(Segment(f"replay-{run.agent_step:010d}.safetensors", replay.marks()))
         state = {name: tensor.detach().cpu().clone() for name, tensor in learner.state().items()}
+        if diverged := _not_finite(state):
+            kept = f"The checkpoint of agent step {self.newest:,} stays" if self.newest else "There is no checkpoint"
+            raise UserError(
+                f"The agent has diverged: {diverged} is not finite at agent step {run.agent_step:,}. {kept}: "
+                "try a smaller --agent.learning-rate in another --dir, and see that rewards are not huge."
+            )
         state["episode_actions"] = torch.from_numpy(np.array(run.episode_actions, dtype=np.float32))
+        for agent_step, weights in run.pending.items():
+            state |= {f"evaluation.{agent_step}.{name}": value for name, value in weights.items()}
+        before, replay = self._kept[-1] if self._kept else None, learner.replay
+        segments = before.segments if before else []
+        serial = before.serial + 1 if before else 1
+        last = segments[-1].marks if segments else [(0, 0) for _ in replay.streams]
+        fresh = replay.written_since(last)
+        segments = [old for old in segments if replay.keeps(old.marks)]
+        if last != replay.marks():
+            segments.append(Segment(f"replay-{serial:010d}.safetensors", replay.marks()))
+        progress = {name: getattr(run, name) for name in _PROGRESS}
         described = Description(
             agent_step=run.agent_step,
             updates=learner.updates,
             device=learner.engine.device.type,
-            state=f"state-{run.agent_step:010d}.safetensors",
+            state=f"state-{serial:010d}.safetensors",
             segments=segments,
             replay=replay.counters(),
-            progress={name: getattr(run, name) for name in _PROGRESS} | {"metrics": learner.metrics()},
+            progress=progress | {"metrics": learner.metrics(), "pending": list(run.pending)},
+            serial=serial,
         )
-        text = json.dumps(asdict(described), indent=2) + "\n"
 
         def write() -> None:
-            if anything_new:
-                _save_durably(fresh, self.folder / segments[-1].file)
-            _save_durably(state, self.folder / described.state)
-            write_atomically(self._latest, text)
-            self._remove_all_but(described.files)
+            refuse_link(self.folder)
+            self.folder.mkdir(exist_ok=True)
+            written = [
+                segment
+                if segment.sha256 or segment.file in (before.checksums if before else ())
+                else replace(segment, sha256=_save_durably(fresh, self.folder / segment.file))
+                for segment in segments
+            ]
+            state_sha256 = _save_durably(state, self.folder / described.state)
+            new = replace(described, segments=written, state_sha256=state_sha256)
+            if before is not None:
+                write_atomically(self._previous, before.to_text())
+            write_atomically(self._latest, new.to_text())
+            self._keep([before, new] if before else [new])
 
-        self._segments = segments
         self._writing = self._writer.submit(write)
         self.newest = run.agent_step
 
@@ -126,101 +233,173 @@ class Checkpoints:
             writing, self._writing = self._writing, None
             try:
                 writing.result()
-            except OSError as error:
+            except (OSError, SafetensorError) as error:
                 raise UserError(
-                    f"The checkpoint in {self.folder} could not be written ({error.strerror or error}): free some disk "
+                    f"The checkpoint in {self.folder} could not be written ({_reason(error)}): free some disk "
                     "space and run the same command again, the previous checkpoint is intact."
                 ) from error
 
     def check(self, device: torch.device) -> None:
         """Refuses a checkpoint that a run on this device cannot go on from, before anything is opened."""
-        if not self._latest.exists():
+        if not self._exists():
             return
-        begun_on = self._describe().device
+        begun_on = _newest_whole(self.folder, lambda described: described.device)[0]
         if begun_on != device.type:
             raise UserError(
                 f"The run was begun on {begun_on} and its random numbers go on only there: "
                 f"add --device {begun_on}, or choose another --dir."
             )
 
-    def restore(self, learner: Learner) -> RunState | None:
-        """Puts the learner back to the latest checkpoint and gives the run's own state, if there is a checkpoint."""
-        if not self._latest.exists():
+    def restore(self, learner: Learner, schedule: Schedule | None = None) -> RunState | None:
+        """Puts the learner back to the latest checkpoint and gives the run's own state, if there is a checkpoint.
+
+        One that is damaged, or further than the run's schedule, is passed over for the one before it.
+        """
+        if not self._exists():
             return None
-        described = self._describe()
-        with _named_if_damaged(self.folder):
+
+        def read(described: Description) -> tuple[Description, dict[str, Tensor], RunState]:
+            if schedule is not None:
+                described.check_budget(schedule)
+            for name, sha256 in described.checksums.items():
+                _check_file(self.folder / name, sha256)
+            for segment in described.segments:
+                _check_segment(self.folder / segment.file, segment, learner.replay)
             state = load_file(self.folder / described.state)
             _check_state(state, learner)
-            run = RunState(
-                agent_step=described.agent_step,
-                episode_actions=[to_action(row, learner.replay.spec) for row in state["episode_actions"].numpy()],
-                **{name: described.progress[name] for name in _PROGRESS},
-            )
-            metrics: dict[str, float] = described.progress["metrics"]
+            return described, state, _run_state(described, state, learner)
+
+        (described, state, run), problem = _newest_whole(self.folder, read)
         # From here on what fails is the program, not the files: it must not be reported as their damage.
         learner.replay.restore(self._parts(described), described.replay)
         learner.restore(state)
         learner.updates = described.updates
-        learner.restore_metrics(metrics)
-        self._segments = described.segments
-        self._remove_all_but(described.files)
+        learner.restore_metrics(described.progress["metrics"])
+        if problem is None:
+            self._kept = [*_described_or_nothing(self._previous), described]
+        else:
+            self.notice = (
+                f"The newest checkpoint in {self.folder} is damaged ({problem}): "
+                f"the run goes on from the one before, of agent step {described.agent_step:,}."
+            )
+            # Its files are about to be written over: none of them may be taken for whole then.
+            write_atomically(self._latest, described.to_text())
+            self._kept = [described]
         self.newest = run.agent_step
         return run
-
-    def _describe(self) -> Description:
-        with _named_if_damaged(self.folder):
-            return Description.from_json(json.loads(self._latest.read_text()))
-
-    def _parts(self, described: Description) -> Iterator[tuple[list[tuple[int, int]], dict[str, Tensor]]]:
-        """The replay's segments, one in memory at a time: together they are as large as the replay."""
-        for segment in described.segments:
-            with _named_if_damaged(self.folder):
-                part = load_file(self.folder / segment.file)
-            yield segment.marks, part
 
     def close(self) -> None:
         self.wait()
         self._writer.shutdown()
 
-    def _remove_all_but(self, keep: set[str]) -> None:
-        for file in self.folder.glob("*.safetensors*"):
-            if file.name not in keep:
-                file.unlink(missing_ok=True)
+    def _exists(self) -> bool:
+        return self._latest.exists() or self._previous.exists()
+
+    def _parts(self, described: Description) -> Iterator[tuple[list[tuple[int, int]], dict[str, Tensor]]]:
+        """The replay's segments, one in memory at a time: together they are as large as the replay."""
+        for segment in described.segments:
+            yield segment.marks, load_file(self.folder / segment.file)
+
+    def _keep(self, kept: list[Description]) -> None:
+        """Removes the files that only descriptions before these named."""
+        before, now = ({name for each in group for name in each.checksums} for group in (self._kept, kept))
+        for name in before - now:
+            (self.folder / name).unlink(missing_ok=True)
+        self._kept = kept
 
 
-_PROGRESS = [field.name for field in fields(RunState) if field.name not in ("agent_step", "episode_actions")]
-"""What latest.json keeps of a run's state under `progress`."""
-
-
-@contextmanager
-def _named_if_damaged(folder: Path) -> Iterator[None]:
-    """Turns what can go wrong in reading files, and nothing else may stand inside, into a sentence with the remedy."""
-    try:
-        yield
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"The checkpoint in {folder} cannot be read ({error}): "
-            "restore its files, or delete the folder to begin the run again."
-        ) from error
+_PROGRESS = [
+    field.name for field in fields(RunState) if field.name not in ("agent_step", "episode_actions", "pending")
+]
+"""What latest.json keeps of a run's state under `progress` as it is."""
 
 
 def load_weights(folder: Path, agent: Agent) -> int:
     """Loads a checkpoint's networks alone; gives the agent step they are from."""
-    latest = folder / "latest.json"
-    if not latest.exists():
+    if not (folder / "latest.json").exists() and not (folder / "previous.json").exists():
         raise UserError(f"There is no checkpoint in {folder} yet: let the run reach its first checkpoint.")
-    described = json.loads(latest.read_text())
-    state = load_file(folder / described["state"])
-    own = {name.removeprefix("agent."): value for name, value in state.items() if name.startswith("agent.")}
-    agent.modules.load_state_dict(own)
-    return int(described["agent_step"])
+
+    def read(described: Description) -> tuple[int, dict[str, Tensor]]:
+        _check_file(folder / described.state, described.state_sha256)
+        own = _beginning_with("agent.", load_file(folder / described.state))
+        _check_shapes(own, agent.modules.state_dict())
+        return described.agent_step, own
+
+    (agent_step, weights), _ = _newest_whole(folder, read)
+    agent.modules.load_state_dict(weights)
+    return agent_step
+
+
+def _newest_whole(folder: Path, read: Callable[[Description], T]) -> tuple[T, str | None]:
+    """What `read` makes of the newest checkpoint that is whole, and what is wrong with the one after it, if it is."""
+    problem = None
+    for name in ("latest.json", "previous.json"):
+        refuse_link(folder, folder / name)
+        try:
+            return read(Description.from_text((folder / name).read_text(encoding="utf-8"))), problem
+        except DAMAGE as error:
+            problem = problem or _reason(error)
+    raise UserError(
+        f"The checkpoint in {folder} cannot be read ({problem}), nor is there a whole one before it: "
+        "restore its files, or delete the folder to begin the run again."
+    )
+
+
+def _described_or_nothing(file: Path) -> list[Description]:
+    try:
+        return [Description.from_text(file.read_text(encoding="utf-8"))]
+    except DAMAGE:  # there is none yet; or it is lost, and what only it named stays
+        return []
+
+
+def _run_state(described: Description, state: dict[str, Tensor], learner: Learner) -> RunState:
+    actions = state["episode_actions"]
+    if len(actions) > described.agent_step or not torch.isfinite(actions).all():
+        raise ValueError("its episode_actions are none")
+    return RunState(
+        agent_step=described.agent_step,
+        episode_actions=[to_action(row, learner.replay.spec) for row in actions.numpy()],
+        pending={number: _beginning_with(f"evaluation.{number}.", state) for number in described.pending},
+        **{name: described.progress[name] for name in _PROGRESS},
+    )
+
+
+def _check_file(path: Path, sha256: str | None) -> None:
+    """ValueError for a file that is a link, or not what was written."""
+    if path.is_symlink():
+        raise ValueError(f"{path.name} is a link")
+    if sha256 is not None:
+        with open(path, "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                raise ValueError(f"{path.name} is not what was written: its checksum is another")
+
+
+def _check_segment(path: Path, segment: Segment, replay: Replay) -> None:
+    """ValueError for a stretch that does not fit into the replay; reads only what the file says of its tensors."""
+    rings = replay.rings
+    with safe_open(path, "pt") as file:
+        for number, (transitions, frames) in enumerate(segment.marks):
+            suffix = f".{number}" if number else ""
+            counts = {"rows": transitions, "places": transitions, "oldest_frame": transitions, "frames": frames}
+            shapes = {"rows": rings.rows, "places": rings.places, "frames": rings.frames}
+            for name, most in counts.items():
+                found = list(file.get_slice(name + suffix).get_shape())
+                wanted = list(shapes[name].shape[1:]) if name in shapes else []
+                if found[1:] != wanted or found[0] > most:
+                    raise ValueError(f"{name} of {path.name} have the shape {tuple(found)}")
 
 
 def _check_state(state: dict[str, Tensor], learner: Learner) -> None:
-    """Refuses tensors that are not all of this learner's."""
-    for name, value in learner.state().items():
-        if name.startswith("optimizer."):
-            continue  # an optimiser has no moments before its first update
+    """Refuses tensors that are not all of this learner's, or not numbers to go on from."""
+    # An optimiser has no moments before its first update.
+    wanted = {name: value for name, value in learner.state().items() if not name.startswith("optimizer.")}
+    _check_shapes(state, wanted)
+    if diverged := _not_finite(state):
+        raise ValueError(f"{diverged} is not finite")
+
+
+def _check_shapes(state: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    for name, value in wanted.items():
         kept, own = state[name].shape if name in state else None, value.shape
         # A run that is given more steps may have a larger replay, and its sampler more to remember.
         grown = name.startswith("sampler.") and kept and len(kept) == len(own) and all(map(le, kept, own))
@@ -228,9 +407,41 @@ def _check_state(state: dict[str, Tensor], learner: Learner) -> None:
             raise ValueError(f"{name} of shape {tuple(value.shape)} is not in it")
 
 
-def _save_durably(tensors: dict[str, Tensor], path: Path) -> None:
+def _not_finite(state: dict[str, Tensor]) -> str | None:
+    """The name of a weight or a moment that is not finite, if there is one."""
+    for name, value in state.items():
+        learnt = name.startswith(("agent.", "optimizer.")) and value.is_floating_point()
+        if learnt and not bool(torch.isfinite(value).all()):
+            return name
+    return None
+
+
+def _save_durably(tensors: dict[str, Tensor], path: Path) -> str:
+    """Writes a file that appears whole or not at all; gives its checksum."""
     unfinished = path.with_name(path.name + ".unfinished")
+    refuse_link(unfinished)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished)
     with open(unfinished, "rb+") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())
     os.replace(unfinished, path)
+    return sha256
+
+
+def _beginning_with(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def _json(plain: dict[str, Any]) -> str:
+    return json.dumps(plain, indent=2)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    name = f"{Path(error.filename).name}: " if isinstance(error, OSError) and error.filename else ""
+    return name + str(getattr(error, "strerror", None) or error or type(error).__name__).partition("\n")[0]

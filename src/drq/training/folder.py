@@ -39,11 +39,19 @@ RECENT_BYTES = 16_384
 def write_atomically(path: Path, text: str) -> None:
     """Replaces a file as a whole: a reader, or a crash, sees the old text or the new."""
     unfinished = path.with_name(f".{path.name}.unfinished")
-    with open(unfinished, "w") as file:
+    refuse_link(unfinished)
+    with open(unfinished, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     os.replace(unfinished, path)
+
+
+def refuse_link(*paths: Path) -> None:
+    """Refuses what is reached through a link inside a run folder: it may lead to files of others."""
+    for path in paths:
+        if path.is_symlink():
+            raise UserError(f"{path} is a link, which a run folder may not hold: put what it leads to in its place.")
 
 
 def versions() -> dict[str, str]:
@@ -100,8 +108,14 @@ class RunFolder:
         self.error_file = path / "error.txt"
         """What a run of a suite said when it failed."""
 
+    def refuse_links(self) -> None:
+        """Refuses a folder of which a part leads elsewhere. The folder itself may be reached through a link."""
+        own = (self.config_file, self.eval_csv, self.train_csv, self.checkpoint, self.videos, self.tensorboard)
+        refuse_link(*own, self.finished_file, self.error_file)
+
     def check(self, config: TrainConfig) -> None:
         """Refuses a folder that holds something else than this run, before anything is written to it."""
+        self.refuse_links()
         if self.config_file.exists():
             self._check_same(config)
         elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
@@ -157,6 +171,7 @@ class RunFolder:
     @property
     def description(self) -> dict[str, Any]:
         """The whole of config.json."""
+        self.refuse_links()
         try:
             described: dict[str, Any] = json.loads(self.config_file.read_text(encoding="utf-8"))
             if described["format"] != FORMAT:
@@ -204,6 +219,8 @@ class RunFolder:
     @property
     def finished(self) -> Finished | None:
         """The budget that this run has completed, if it has."""
+        if self.finished_file.is_symlink():
+            return None
         try:
             plain = json.loads(self.finished_file.read_text(encoding="utf-8"))
             return Finished(int(plain["steps"]), float(plain["seconds"]))
@@ -217,6 +234,8 @@ class RunFolder:
     @property
     def error(self) -> str | None:
         """Why the run failed, if it did: the last line of what it said, which in a traceback names the problem."""
+        if self.error_file.is_symlink():
+            return f"{self.error_file} is a link"
         try:
             lines = self.error_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         except OSError:
@@ -229,7 +248,10 @@ class RunFolder:
         Who gives a list of `problems` has them named there, and rows with numbers that are not finite left out too.
         """
         said = [] if problems is None else problems
-        rows = []
+        rows: list[dict[str, float]] = []
+        if self.eval_csv.is_symlink():
+            said.append(f"{self.eval_csv}: a link; left out")
+            return rows
         begun = self.eval_csv.exists() and self.eval_csv.stat().st_size  # a young run may not have its heading yet
         for line, row in csv_rows(self.eval_csv, EVALUATION_COLUMNS, said) if begun else ():
             try:
@@ -241,6 +263,8 @@ class RunFolder:
 
     def recent_training(self) -> list[dict[str, float]]:
         """The last rows of train.csv, which may be in the middle of being written; cells without a number left out."""
+        if self.train_csv.is_symlink():
+            return []
         try:
             with open(self.train_csv, "rb") as file:
                 header = file.readline()

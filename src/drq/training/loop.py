@@ -180,7 +180,9 @@ class Trainer:
         self.stack = make_stack(config, self.env.env, self.engine)
         self.folder.open(config, self.spec, self.label)
         closing.callback(self.checkpoints.close)
-        restored = self.checkpoints.restore(self.learner)
+        restored = self.checkpoints.restore(self.learner, self.schedule)
+        if self.checkpoints.notice:
+            self.progress.say(self.checkpoints.notice)
         self.state = restored or self.state
         self.logs = Logs(
             self.folder,

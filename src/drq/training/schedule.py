@@ -30,7 +30,7 @@ class Schedule:
     @property
     def total_updates(self) -> int:
         """Of the whole run."""
-        return self._updates_until(self.agent_steps)
+        return self.updates_until(self.agent_steps)
 
     def env_step(self, agent_step: int) -> int:
         return agent_step * self._action_repeat
@@ -48,9 +48,10 @@ class Schedule:
 
     def updates(self, agent_step: int) -> int:
         """How many updates belong to this agent step: with 0.5 a step there is one in every second."""
-        return self._updates_until(agent_step + 1) - self._updates_until(agent_step)
+        return self.updates_until(agent_step + 1) - self.updates_until(agent_step)
 
-    def _updates_until(self, agent_step: int) -> int:
+    def updates_until(self, agent_step: int) -> int:
+        """How many updates belong to the first so many agent steps."""
         agent = self._config.agent
         return int(max(agent_step - agent.seed_steps, 0) * agent.updates_per_step)
 
