@@ -322,7 +322,7 @@ def test_runs_that_share_a_gpu_do_so_under_mps(
     suite = write_telling_suite(tmp_path, seeds=2, steps=30)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "modules"), *filter(None, sys.path)]))
     monkeypatch.syspath_prepend(tmp_path / "modules")
-    assert run_suite(SuiteRunArguments(suite, dir=tmp_path / "out", jobs=jobs)) == 0
+    assert run_suite(SuiteRunArguments(suite, dir=tmp_path / "out", jobs=jobs, imports=("tell_environment",))) == 0
     given = {"CUDA_VISIBLE_DEVICES": "0"}
     if started:
         given |= {mps.PIPES: str(fake.folder / "pipe"), mps.LOGS: str(fake.folder / "log")}
@@ -334,7 +334,7 @@ def test_runs_that_share_a_gpu_do_so_under_mps(
     assert all(each == given for each in told(tmp_path))
     # There is nothing left to do, and nothing is started for it.
     before = fake.calls
-    assert run_suite(SuiteRunArguments(suite, dir=tmp_path / "out", jobs=jobs)) == 0
+    assert run_suite(SuiteRunArguments(suite, dir=tmp_path / "out", jobs=jobs, imports=("tell_environment",))) == 0
     assert fake.calls == before
 
 
@@ -348,7 +348,7 @@ from drq.launch.launcher import SuiteRunArguments, run_suite
 folder = Path(sys.argv[2])
 pretend_gpu(pytest.MonkeyPatch(), FakeMPS(folder), folder)
 pools.this_machines_gpus = lambda: [pools.FreeGPU("0", 139 * 1024**3)]
-sys.exit(run_suite(SuiteRunArguments(sys.argv[1], dir=folder / "out", jobs=2)))
+sys.exit(run_suite(SuiteRunArguments(sys.argv[1], dir=folder / "out", jobs=2, imports=("tell_environment",))))
 """
 
 

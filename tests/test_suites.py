@@ -244,7 +244,7 @@ env.action-repeat = 2
 def read(tmp_path: Path, text: str) -> Suite:
     path = tmp_path / "my_suite.toml"
     path.write_text(text)
-    return read_suite(path)
+    return read_suite(path, ["no_such_module_here"])
 
 
 def test_a_file_is_read_as_it_says(tmp_path: Path) -> None:

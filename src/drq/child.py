@@ -15,12 +15,13 @@ def start_child(
 ) -> tuple[subprocess.Popen[bytes], Connection[Any, Any]]:
     """Runs `python -m module N`, where N is the file descriptor of its end of the pipe; returns it and our end.
 
+    A current folder that happens to hold a `torch.py` is not where it looks for modules (-P).
     The pipe ends with this process, however that ends: a child that reads from it notices.
     """
     ours, theirs = Pipe()
     descriptor = theirs.fileno()
     process = subprocess.Popen(
-        [sys.executable, "-m", module, str(descriptor)],
+        [sys.executable, "-P", "-m", module, str(descriptor)],
         pass_fds=[descriptor],
         stdin=subprocess.DEVNULL,
         env={**os.environ, **(variables or {})},

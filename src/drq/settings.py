@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from drq.agents import agent_kind, agent_name
 from drq.config import AgentConfig, TrainConfig
+from drq.envs import split_task
 from drq.errors import UserError, did_you_mean
 
 GROUPS = ("agent", "env", "replay", "eval", "engine")
@@ -54,6 +55,26 @@ def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
         by_group[group][field] = _checked(name, value, known[setting])
     groups = {group: dataclasses.replace(getattr(config, group), **by_group[group]) for group in GROUPS}
     return dataclasses.replace(config, **by_group[""], **groups)
+
+
+def modules_of(task: str, changes: Mapping[str, Any]) -> set[str]:
+    """Modules of somebody's own that a task and settings, by their dotted names, would have imported."""
+    wrappers = changes.get("env.wrap", ())
+    parts = str(changes.get("agent.augmentation", "")).split("+")
+    references = [split_task(task)[1], *parts, *(wrappers if isinstance(wrappers, list | tuple) else [wrappers])]
+    modules = {str(reference).rpartition(":")[0] for reference in references}
+    return (modules | set(changes.get("imports", ()))) - {""}
+
+
+def refuse_unnamed_modules(asked: Iterable[str], named: Iterable[str], source: object) -> None:
+    """Refuses code that a file asks for and the user has not named: passing a folder on must not pass on control."""
+    if unnamed := sorted(set(asked) - set(named)):
+        flags = " ".join(f"--import {module}" for module in unnamed)
+        modules = f"the module{'s' if len(unnamed) > 1 else ''} {', '.join(unnamed)}"
+        raise UserError(
+            f"{source} asks to run code of {modules}, and nothing is run that you do not name: "
+            f"if you trust it, add {flags} (in Python, imports={unnamed})."
+        )
 
 
 def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

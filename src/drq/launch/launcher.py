@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from drq.envs import family_of
 from drq.errors import UserError
@@ -51,6 +51,8 @@ class SuiteRunArguments:
     """Runs at a time. auto: as many as the GPUs and cores of this machine carry."""
     launcher: Literal["local", "ray"] = "local"
     """local: processes on this machine. ray: tasks on a Ray cluster."""
+    imports: Annotated[tuple[str, ...], arg(aliases=["--import"])] = ()
+    """Modules that a suite of your own may import: no other is."""
     dry_run: bool = False
     """Only print the runs and the expected time."""
 
@@ -78,7 +80,7 @@ def run_suite(args: SuiteRunArguments) -> int:
     tasks = None if args.tasks is None else [name.strip() for name in args.tasks.split(",") if name.strip()]
     if tasks == []:
         raise UserError("--tasks is empty: name some, as in --tasks cartpole-swingup,cheetah-run, or leave it out.")
-    suite = find_suite(args.suite).narrowed(tasks=tasks, seeds=args.seeds, steps=args.steps)
+    suite = find_suite(args.suite, args.imports).narrowed(tasks=tasks, seeds=args.seeds, steps=args.steps)
     folder = SuiteFolder(args.dir or Path("runs") / slug(suite.name))
     jobs = [Job(run, suite.config(run, folder.path)) for run in suite.runs()]
     if args.dry_run:

@@ -167,7 +167,7 @@ def start_worker(
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "drq.launch.worker"],
+            [sys.executable, "-P", "-m", "drq.launch.worker"],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from drq import presets
 from drq.envs import FAMILIES, import_modules
 from drq.errors import UserError, did_you_mean
-from drq.settings import flat
+from drq.settings import flat, modules_of, refuse_unnamed_modules
 from drq.suites.paper import SUITES
 from drq.suites.suite import Setting, Suite, find_task, slug
 
@@ -18,10 +19,10 @@ KEYS = ("name", "shows", "preset", "tasks", "seeds", "steps", "imports", "common
 EXAMPLE_SETTING = "[[settings]] with label = \"K=1 M=1\" and \"agent.k\" = 1"
 
 
-def find_suite(name: str) -> Suite:
-    """The suite of that name, or the one that a TOML file describes."""
+def find_suite(name: str, imports: Iterable[str] = ()) -> Suite:
+    """The suite of that name, or the one that a TOML file describes, which may import these modules and no others."""
     if name.endswith(".toml"):
-        return read_suite(Path(name))
+        return read_suite(Path(name), imports)
     if name not in SUITES:
         meant = did_you_mean(name, SUITES)
         raise UserError(
@@ -30,7 +31,7 @@ def find_suite(name: str) -> Suite:
     return SUITES[name]
 
 
-def read_suite(path: Path) -> Suite:
+def read_suite(path: Path, imports: Iterable[str] = ()) -> Suite:
     """The suite in a file; everything that can be wrong with it is said before anything runs."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -39,18 +40,21 @@ def read_suite(path: Path) -> Suite:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is no text in UTF-8 ({error}): save it as UTF-8.") from None
     try:
-        return _suite(tomllib.loads(text), path.stem)
+        return _suite(tomllib.loads(text), path.stem, imports)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not valid TOML ({error}): mend that line.") from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def _suite(table: dict[str, Any], stem: str) -> Suite:
+def _suite(table: dict[str, Any], stem: str, named: Iterable[str]) -> Suite:
     for key in table:
         if key not in KEYS:
             raise UserError(f"There is no key {key!r}.{did_you_mean(key, KEYS)} A suite has {', '.join(KEYS)}.")
     imports = tuple(_texts(table, "imports")) if "imports" in table else ()
+    settings = _settings(table)
+    asked = [modules_of(task, setting.overrides) for task in _texts(table, "tasks") for setting in settings]
+    refuse_unnamed_modules(set(imports).union(*asked), named, "The suite")
     import_modules(imports)
     tasks = tuple(find_task(name, FAMILIES, imports) for name in _texts(table, "tasks"))
     _refuse_repeated("task", tasks)
@@ -61,7 +65,7 @@ def _suite(table: dict[str, Any], stem: str) -> Suite:
         shows=_text(table, "shows", ""),
         preset=preset,
         tasks=tasks,
-        settings=_settings(table),
+        settings=settings,
         seeds=_seeds(table.get("seeds", 1)),
         steps=steps,
         imports=imports,

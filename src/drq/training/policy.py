@@ -20,6 +20,7 @@ from drq.envs import EnvSpec, family_of
 from drq.envs.episode import ActionRange
 from drq.envs.pictures import frame_of
 from drq.errors import UserError
+from drq.settings import config_to_json, flat, modules_of, refuse_unnamed_modules
 from drq.training.checkpoint import load_weights
 from drq.training.components import make_acting_agent
 from drq.training.evaluate import Evaluation, FrameStack, blank_observations
@@ -165,9 +166,10 @@ def load(
 
 
 def read_policy(
-    path: str | Path, imports: Sequence[str] = ()
+    path: str | Path, imports: Sequence[str] = (), *, plays: bool = False
 ) -> tuple[TrainConfig, EnvSpec, Callable[[Agent], int]]:
-    """What a `TrainedPolicy` is made of, from a run folder or a file."""
+    """What a `TrainedPolicy` is made of, from a run folder or a file. Who `plays` with it needs the environment, whose
+    modules the user must have named."""
     envs.import_modules(imports)
     path = Path(path)
     if path.is_file():
@@ -181,6 +183,9 @@ def read_policy(
             return load_weights(folder.checkpoint, agent)
 
     # Modules that a folder names are not imported: it may be a stranger's.
+    if plays:
+        asked = modules_of(config.task, flat(config_to_json(config)) | {"agent.augmentation": "none"})
+        refuse_unnamed_modules(asked, [Path(name).stem if name.endswith(".py") else name for name in imports], path)
     return dataclasses.replace(config, imports=tuple(imports)), spec, load_into
 
 
@@ -225,7 +230,7 @@ def evaluate(
     if video is not None and not ffmpeg_available():
         raise UserError(NO_FFMPEG)
     show = open_window() if render == "human" else None
-    policy = load(path, imports=imports, stochastic=stochastic)
+    policy = TrainedPolicy(*read_policy(path, imports, plays=True), stochastic=stochastic)
     config = policy.config
     evaluator = make_evaluator(config, policy.agent, policy.engine, parallel=1 if show else None)
     try:
