@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,7 @@ from drq.errors import UserError
 from drq.replay import Replay
 from drq.training import checkpoint as checkpoint_module
 from drq.training.env_worker import ThreadedEnv
-from drq.training.evaluation_service import EvaluationRequest, InlineEvaluation
+from drq.training.evaluate import Evaluator
 from drq.training.loop import Trainer
 from runs import FLAGS, assert_same_run, edit_checkpoint, rows, small, state
 
@@ -151,28 +152,41 @@ def test_ctrl_c_saves_where_it_is(
     assert_same_run(uninterrupted, folder)
 
 
-def test_a_stop_request_waits_for_the_evaluation_under_way(
-    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("where", "at"), [("here", 40), ("here", 120), ("beside", 40)])
+def test_a_stop_during_an_evaluation_saves_at_once(
+    where: str, at: int, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that comes while the loop looks for finished evaluations: none is lost when the run goes on."""
-    original = InlineEvaluation.collect
-    interrupted: list[int] = []
+    """The evaluation is played again with the weights of its own time, also in the other kind of process."""
+    folder, engine = tmp_path / "run", EngineConfig(eval_process="on" if where == "beside" else "off")
+    endless = dataclasses.replace(small(folder).eval, episodes=10**6)
+    trainer = Trainer(small(folder, eval=endless if at == 40 else small(folder).eval, engine=engine), quiet=True)
+    original = Trainer._evaluate
 
-    def collect(self: InlineEvaluation, *, wait: bool) -> list[tuple[EvaluationRequest, list[float]]]:
-        if wait or not self.under_way:
-            return original(self, wait=wait)
-        if not interrupted:
-            interrupted.append(1)
-            os.kill(os.getpid(), signal.SIGINT)
-        return []  # as if it were still played, in another process
+    def evaluate(self: Trainer) -> None:
+        if self.state.agent_step == at:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            if at == 120:  # the last: it would be over before the signal
+                monkeypatch.setattr(Evaluator, "stopping", property(lambda _: stopping, lambda *_: None), raising=False)
+        original(self)
+
+    def stopping() -> bool:
+        while not trainer.stop.requested:
+            time.sleep(0.01)
+        return True
 
     with monkeypatch.context() as patch:
-        patch.setattr(InlineEvaluation, "collect", collect)
+        patch.setattr(Trainer, "_evaluate", evaluate)
         with pytest.raises(KeyboardInterrupt):
-            drq.train(small(tmp_path / "run"), quiet=True)
-    assert [row["agent_step"] for row in rows(tmp_path / "run" / "eval.csv")] == ["40"]
-    drq.train(small(tmp_path / "run"), quiet=True)
-    assert_same_run(uninterrupted, tmp_path / "run")
+            trainer.run()
+    monkeypatch.undo()
+    described = json.loads((folder / "checkpoint" / "latest.json").read_text())
+    assert described["progress"]["pending"][0] == at
+    assert described["agent_step"] <= (at + 1 if where == "here" else 120)
+    assert not (folder / "finished.json").exists()
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace(str(10**6), "2"))
+    drq.train(small(folder, engine=engine), quiet=True)
+    assert_same_run(uninterrupted, folder)
 
 
 def test_a_longer_budget_goes_on(uninterrupted: Path, tmp_path: Path) -> None:

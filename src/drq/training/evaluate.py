@@ -81,6 +81,10 @@ class Evaluation:
         return float(self.scores.std())
 
 
+class EvaluationStopped(Exception):
+    """The run shall stop: the evaluation is played again, from its beginning, when it goes on."""
+
+
 class NumberedEpisodes:
     """The episodes of an evaluation, numbered as they begin. A number has its seed.
 
@@ -127,6 +131,8 @@ class Evaluator:
         self.engine = engine
         self._make_group = make_group
         self._parallel = parallel
+        self.stopping: Callable[[], bool] = lambda: False
+        """Asked before every step of an evaluation."""
         self._group: EnvironmentGroup | None = None
         self._slots = 0
         self._actor: Actor | None = None
@@ -186,6 +192,8 @@ class Evaluator:
 
         begin(range(width))
         while number_in:
+            if self.stopping():
+                raise EvaluationStopped
             # Idle places are acted for as well: one batch shape for the whole evaluation.
             actions = self._actor.act(observations, noise())
             steps = group.step({slot: to_action(actions[slot], spec) for slot in number_in})

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from drq.agents.protocol import Agent
 from drq.child import start_child
@@ -24,13 +26,17 @@ from drq.config import EngineConfig, TrainConfig
 from drq.engine.settings import EngineSettings
 from drq.envs import family_of
 from drq.training.components import make_group
-from drq.training.evaluate import Evaluator
+from drq.training.evaluate import EvaluationStopped, Evaluator
 from drq.training.folder import config_to_json
 from drq.training.video import save_video
 
 MOST_THREADS_BESIDE_TRAINING = 8
 """Of PyTorch, for acting on the CPU. More would hardly be faster: on the CPU beside an H200 ten observations take
 13.7 ms with one thread, 4.4 with four and 3.0 with eight."""
+POLL_SECONDS = 1.0
+"""How soon somebody who waits for an evaluation notices that the run shall stop."""
+
+Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,19 @@ class EvaluationService(Protocol):
         """Asks for an evaluation of the agent as it is now. It is the same agent every time, further trained."""
         ...
 
-    def collect(self, *, wait: bool) -> list[tuple[EvaluationRequest, list[float]]]:
-        """Finished evaluations with the score of each episode, in the order of their requests."""
+    def resume(self, agent: Agent, request: EvaluationRequest, weights: Weights) -> None:
+        """Asks for an evaluation that was under way when the run was stopped, with the weights of that time."""
+        ...
+
+    def collect(self, *, wait: bool, leave: int = 0) -> list[tuple[EvaluationRequest, list[float]]]:
+        """Finished evaluations with the score of each episode, in the order of their requests.
+
+        `wait`: until at most `leave` are under way, or the run shall stop.
+        """
+        ...
+
+    def pending(self) -> dict[int, Weights]:
+        """The agent steps of evaluations that are under way or were stopped, and the weights to play them with."""
         ...
 
     def close(self) -> None: ...
@@ -92,27 +109,62 @@ def settings_beside_training(config: TrainConfig, device: torch.device) -> tuple
     return cpu, max(1, min(torch.get_num_threads() // 2, MOST_THREADS_BESIDE_TRAINING))
 
 
-def open_evaluation_service(config: TrainConfig, engine: EngineSettings) -> EvaluationService:
-    """The service that the engine's settings ask for. Best opened early: a process takes seconds to be ready."""
-    inline = InlineEvaluation(config, engine)
+def open_evaluation_service(
+    config: TrainConfig, engine: EngineSettings, stopping: Callable[[], bool] = lambda: False
+) -> EvaluationService:
+    """The service that the engine's settings ask for. Best opened early: a process takes seconds to be ready.
+
+    `stopping` says whether the run shall stop: no evaluation is waited for then.
+    """
+    inline = InlineEvaluation(config, engine, stopping)
     return SubprocessEvaluation(config, inline) if engine.eval_process else inline
+
+
+def weights_of(agent: Agent) -> Weights:
+    """A copy of the agent's weights, on the host."""
+    return {name: value.detach().cpu().clone().contiguous() for name, value in agent.modules.state_dict().items()}
+
+
+@contextlib.contextmanager
+def other_weights(agent: Agent, weights: Weights) -> Iterator[None]:
+    """Gives an agent other weights for a while."""
+    own = {name: value.clone() for name, value in agent.modules.state_dict().items()}
+    agent.modules.load_state_dict(weights)
+    try:
+        yield
+    finally:
+        agent.modules.load_state_dict(own)
 
 
 class InlineEvaluation:
     """Plays evaluations in this process, at once: training waits."""
 
-    def __init__(self, config: TrainConfig, engine: EngineSettings) -> None:
+    def __init__(
+        self, config: TrainConfig, engine: EngineSettings, stopping: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.stopping = stopping
         self._config = config
         self._engine = engine
         self._evaluator: Evaluator | None = None
         self._done: list[tuple[EvaluationRequest, list[float]]] = []
+        self._stopped: dict[int, Weights] = {}
 
     @property
     def under_way(self) -> bool:
-        return bool(self._done)
+        return bool(self._done or self._stopped)
 
     def submit(self, agent: Agent, request: EvaluationRequest) -> None:
-        self._done.append((request, self.play(agent, request)))
+        try:
+            self._done.append((request, self.play(agent, request)))
+        except EvaluationStopped:
+            self._stopped[request.agent_step] = weights_of(agent)
+
+    def resume(self, agent: Agent, request: EvaluationRequest, weights: Weights) -> None:
+        with other_weights(agent, weights):
+            self.submit(agent, request)
+
+    def pending(self) -> dict[int, Weights]:
+        return self._stopped
 
     def prepare(self, agent: Agent) -> None:
         """Makes the environments, so that the first evaluation need not."""
@@ -132,10 +184,12 @@ class InlineEvaluation:
         return {"episodes": config.episodes, "min_agent_steps": config.min_agent_steps}
 
     def _evaluator_of(self, agent: Agent) -> Evaluator:
-        self._evaluator = self._evaluator or make_evaluator(self._config, agent, self._engine)
+        if self._evaluator is None:
+            self._evaluator = make_evaluator(self._config, agent, self._engine)
+            self._evaluator.stopping = self.stopping
         return self._evaluator
 
-    def collect(self, *, wait: bool) -> list[tuple[EvaluationRequest, list[float]]]:
+    def collect(self, *, wait: bool, leave: int = 0) -> list[tuple[EvaluationRequest, list[float]]]:
         done, self._done = self._done, []
         return done
 
@@ -163,41 +217,53 @@ class SubprocessEvaluation:
         return bool(self._pending)
 
     def submit(self, agent: Agent, request: EvaluationRequest) -> None:
+        self.resume(agent, request, weights_of(agent))
+
+    def resume(self, agent: Agent, request: EvaluationRequest, weights: Weights) -> None:
         self._agent = agent
-        weights = safetensors.torch.save(
-            {name: value.detach().cpu().contiguous() for name, value in agent.modules.state_dict().items()}
-        )
-        self._pending.append((request, weights))
+        packed = safetensors.torch.save(weights)
+        self._pending.append((request, packed))
         # The other process reads only between two evaluations, and training must not wait for that.
-        self._sender.submit(self._send, request, weights)
+        self._sender.submit(self._send, request, packed)
+
+    def pending(self) -> dict[int, Weights]:
+        return {request.agent_step: safetensors.torch.load(packed) for request, packed in self._pending}
 
     def _send(self, request: EvaluationRequest, weights: bytes) -> None:
         with contextlib.suppress(OSError):  # it has ended: collect notices, and plays what is pending here
             self._pipe.send_bytes(json.dumps(dataclasses.asdict(request)).encode())
             self._pipe.send_bytes(weights)
 
-    def collect(self, *, wait: bool) -> list[tuple[EvaluationRequest, list[float]]]:
+    def collect(self, *, wait: bool, leave: int = 0) -> list[tuple[EvaluationRequest, list[float]]]:
         done = []
-        while self._pending and (wait or self._pipe.poll()):
+        while self._pending and self._answered(wait=wait and len(self._pending) > leave):
             request, weights = self._pending[0]
             try:
                 answer = json.loads(self._pipe.recv_bytes())
             except (EOFError, OSError):
-                answer = self._play_inline(request, weights)
+                try:
+                    answer = self._play_inline(request, weights)
+                except EvaluationStopped:
+                    break
             done.append((request, answer))
             self._pending.pop(0)
         return done
 
+    def _answered(self, *, wait: bool) -> bool:
+        """Whether there is an answer, or no hope for one."""
+        try:
+            while not self._pipe.poll(POLL_SECONDS if wait else 0):
+                if not wait or self._fallback.stopping():
+                    return False
+        except OSError:
+            pass
+        return True
+
     def _play_inline(self, request: EvaluationRequest, weights: bytes) -> list[float]:
         print("The evaluation process has ended; this process evaluates instead.", file=sys.stderr)
-        agent = self._agent
-        assert agent is not None
-        current = {name: value.clone() for name, value in agent.modules.state_dict().items()}
-        agent.modules.load_state_dict(safetensors.torch.load(weights))
-        try:
-            return self._fallback.play(agent, request)
-        finally:
-            agent.modules.load_state_dict(current)
+        assert self._agent is not None
+        with other_weights(self._agent, safetensors.torch.load(weights)):
+            return self._fallback.play(self._agent, request)
 
     def close(self) -> None:
         self._process.terminate()

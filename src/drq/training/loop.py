@@ -113,8 +113,6 @@ class Trainer:
         self.stop = StopSignal()
         self._unstored: tuple[Action, Step] | None = None
         """The newest transition, until it is in the replay. Its frame is the newest in the stack."""
-        self._checkpoint_owed = False
-        """One was due and has not been made yet."""
 
     def run(self) -> TrainResult:
         """Trains to the end of the budget, from wherever the folder's checkpoint is."""
@@ -162,7 +160,7 @@ class Trainer:
             self.progress.say(
                 f"The preset {config.preset!r} is made for a GPU; --preset cpu is the one for this machine."
             )
-        self.evaluations = open_evaluation_service(config, self.engine)
+        self.evaluations = open_evaluation_service(config, self.engine, lambda: self.stop.requested)
         closing.callback(self.evaluations.close)
         capacity = config.replay.capacity or self.schedule.agent_steps
         self.progress.say(
@@ -200,12 +198,16 @@ class Trainer:
     def _train(self) -> None:
         """Agent steps to the end of the budget, and between them what is due."""
         state, schedule = self.state, self.schedule
+        for agent_step, weights in state.pending.items():
+            self.evaluations.resume(self.learner.agent, self._request(agent_step), weights)
         while True:
             self._save_if_due()
             if schedule.evaluation_due(state.agent_step) and state.evaluated < state.agent_step:
                 self._evaluate()
             if schedule.over(state.agent_step):
                 self._collect_evaluations(wait=True)
+                if self.stop.requested:
+                    continue
                 self._checkpoint()
                 return
             if schedule.log_due(state.agent_step):
@@ -290,12 +292,10 @@ class Trainer:
     def _save_if_due(self) -> None:
         """Makes a checkpoint if one is due or the run shall stop, and stops it then."""
         agent_step, stopping = self.state.agent_step, self.stop.requested
-        due = self.schedule.checkpoint_due(agent_step) and self.checkpoints.newest != agent_step
-        # An evaluation under way belongs to an earlier step: a checkpoint waits until its row is in the file,
-        # and training waits for both when the next checkpoint is due already.
-        self._collect_evaluations(wait=stopping or (due and self._checkpoint_owed))
-        self._checkpoint_owed = self._checkpoint_owed or due
-        if stopping or (self._checkpoint_owed and not self.evaluations.under_way):
+        # The last evaluation may be a long one: what was learnt until then must not hang on it.
+        due = self.schedule.checkpoint_due(agent_step) or self.schedule.over(agent_step)
+        self._collect_evaluations(wait=False)
+        if stopping or (due and self.checkpoints.newest != agent_step):
             self._checkpoint()
         if stopping:
             raise KeyboardInterrupt
@@ -304,22 +304,25 @@ class Trainer:
         self._store()
         self.state.seconds = self.clock.seconds
         self.state.log_sizes = self.logs.sizes()
+        self.state.pending = self.evaluations.pending()
         self.checkpoints.save(self.learner, self.state)
-        self._checkpoint_owed = False
 
     def _evaluate(self) -> None:
-        agent_step = self.state.agent_step
-        request = EvaluationRequest(
-            agent_step=agent_step,
-            env_step=self.env_step,
-            seed=seed_for(self.config.seed, Purpose.EVALUATION, agent_step),
-            video=str(self.folder.videos / f"{self.env_step:010d}.mp4") if self.videos else None,
-        )
-        self.evaluations.submit(self.learner.agent, request)
-        self.state.evaluated = agent_step
+        self._collect_evaluations(wait=True, leave=1)  # where they are slower than training, it waits for them
+        self.evaluations.submit(self.learner.agent, self._request(self.state.agent_step))
+        self.state.evaluated = self.state.agent_step
 
-    def _collect_evaluations(self, *, wait: bool) -> None:
-        for request, scores in self.evaluations.collect(wait=wait):
+    def _request(self, agent_step: int) -> EvaluationRequest:
+        env_step = self.schedule.env_step(agent_step)
+        return EvaluationRequest(
+            agent_step=agent_step,
+            env_step=env_step,
+            seed=seed_for(self.config.seed, Purpose.EVALUATION, agent_step),
+            video=str(self.folder.videos / f"{env_step:010d}.mp4") if self.videos else None,
+        )
+
+    def _collect_evaluations(self, *, wait: bool, leave: int = 0) -> None:
+        for request, scores in self.evaluations.collect(wait=wait, leave=leave):
             mean, std = float(np.mean(scores)), float(np.std(scores))
             self.logs.log_eval(
                 {
