@@ -106,25 +106,35 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
         self.finished_file = path / "finished.json"
         self.error_file = path / "error.txt"
-        """What a run of a suite said when it failed."""
+        """Why a run failed, with the whole trace."""
+        self.lock_file = path / ".lock"
+        """Who works on the run."""
 
     def refuse_links(self) -> None:
         """Refuses a folder of which a part leads elsewhere. The folder itself may be reached through a link."""
         own = (self.config_file, self.eval_csv, self.train_csv, self.checkpoint, self.videos, self.tensorboard)
-        refuse_link(*own, self.finished_file, self.error_file)
+        refuse_link(*own, self.finished_file, self.error_file, self.lock_file)
 
     def check(self, config: TrainConfig) -> None:
         """Refuses a folder that holds something else than this run, before anything is written to it."""
         self.refuse_links()
         if self.config_file.exists():
             self._check_same(config)
-        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        elif self.path.exists() and (not self.path.is_dir() or set(self.path.iterdir()) - {self.lock_file}):
             raise UserError(f"{self.path} has something in it and is no run folder: choose another --dir.")
+
+    def make(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"The run folder {self.path} cannot be made ({error.strerror}): choose another --dir."
+            ) from error
 
     def open(self, config: TrainConfig, spec: EnvSpec, label: str | None = None) -> None:
         """Makes the folder and describes the run in it. The label is the run's name in comparisons."""
+        self.make()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
             described = {
                 "format": FORMAT,
                 "label": label,

@@ -17,6 +17,7 @@ from drq.agents import Agent, check_agent
 from drq.config import TrainConfig, check
 from drq.engine import EngineSettings, FastBackend, choose_device
 from drq.envs import Action, Frame, Step, family_of
+from drq.errors import UserError
 from drq.presets import action_repeat_for, configure, default_dir
 from drq.replay import Replay
 from drq.settings import flat, override
@@ -26,6 +27,7 @@ from drq.training.components import make_env, make_learner, make_stack, settle_r
 from drq.training.env_worker import EnvWorker, InlineEnv, ThreadedEnv
 from drq.training.evaluation_service import EvaluationRequest, open_evaluation_service
 from drq.training.folder import RunFolder, config_to_json, write_atomically
+from drq.training.lock import RunLock
 from drq.training.logs import Logs, require_wandb
 from drq.training.progress import Progress, duration
 from drq.training.schedule import Schedule
@@ -176,6 +178,7 @@ class Trainer:
             )
         self.learner = make_learner(config, self.spec, self.engine, capacity, self._agent)
         self.stack = make_stack(config, self.env.env, self.engine)
+        self._take_lock(closing)
         self.folder.open(config, self.spec, self.label)
         closing.callback(self.checkpoints.close)
         restored = self.checkpoints.restore(self.learner, self.schedule)
@@ -194,6 +197,18 @@ class Trainer:
             self._return_to_episode()
         else:
             self._begin_episode()
+
+    def _take_lock(self, closing: ExitStack) -> None:
+        self.folder.make()
+        lock = RunLock(self.folder.lock_file)
+        try:
+            lock.take()
+        except OSError as error:
+            raise UserError(
+                f"The run folder {self.folder.path} cannot be written ({error.strerror}): choose another --dir."
+            ) from error
+        closing.callback(lock.release)
+        self.folder.check(self.config)  # as it is now that nobody else changes it
 
     def _train(self) -> None:
         """Agent steps to the end of the budget, and between them what is due."""

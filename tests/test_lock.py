@@ -1,0 +1,65 @@
+"""Two processes on one run folder: the second is refused, and a dead one is no hindrance."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import runs
+from drq.errors import UserError
+from drq.training.lock import RunLock
+from runs import FLAGS
+
+
+def test_the_second_process_is_refused_and_a_dead_one_forgotten(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = ["train", "toy/reach", "--dir", str(folder), *FLAGS]
+    command[command.index("120")] = "100000"
+    first = subprocess.Popen([sys.executable, "-m", "drq", *command], stderr=subprocess.DEVNULL)
+    try:
+        while first.poll() is None and not (folder / "train.csv").exists():
+            time.sleep(0.02)
+        second = runs.drq(*command)
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    assert second.returncode == 2
+    assert f"is being worked on by process {first.pid} on {socket.gethostname()} since 20" in second.stderr
+    assert "Traceback" not in second.stderr
+    lock = RunLock(folder / ".lock")
+    lock.take()  # though the file still names the dead one
+    lock.release()
+
+
+@pytest.mark.parametrize(
+    ("holder", "refused"),
+    [
+        ({"host": socket.gethostname(), "process": os.getppid(), "since": "now"}, True),
+        ({"host": socket.gethostname(), "process": 2**22 + 1, "since": "now"}, False),
+        ({"host": "elsewhere", "process": 7, "since": "now"}, True),
+        ({}, False),
+    ],
+)
+def test_without_locks_of_the_file_system_the_holder_is_looked_for(
+    holder: dict[str, object], refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*args: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    (tmp_path / ".lock").write_text(json.dumps(holder))
+    if refused:
+        with pytest.raises(UserError, match=f"process {holder['process']} on {holder['host']}"):
+            RunLock(tmp_path / ".lock").take()
+    else:
+        RunLock(tmp_path / ".lock").take()
