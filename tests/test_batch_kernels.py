@@ -158,7 +158,7 @@ def optimizers(
     rates = 1e-2, (0.8, 0.95), 1.5e-4
     parameters, others = ([nn.Parameter(value.clone()) for value in initial] for _ in range(2))
     plain = FusedAdam(parameters, *rates, weight_decay=weight_decay)
-    ours = FusedAdam(others, *rates, lambda: kernels.Adam(ours_on), weight_decay)
+    ours = FusedAdam(others, *rates, lambda: kernels.Adam(ours_on, decay=weight_decay > 0), weight_decay)
     return plain, ours
 
 

@@ -36,7 +36,8 @@ class PrioritisedSampler:
         floor: float = 1e-10,
     ) -> None:
         """`capacity` is the replay's, all streams together."""
-        device = (backend or Backend()).device
+        self.backend = backend or Backend()
+        device = self.backend.device
         self.exponent, self.correction, self.floor = exponent, correction, floor
         self.priorities = torch.zeros(capacity, dtype=torch.int64, device=device)
         """Of every slot, in 1 / UNIT."""
@@ -44,24 +45,31 @@ class PrioritisedSampler:
         """That there has been."""
 
     def choose(self, replay: Replay, random: Tensor) -> Choice:
+        return Choice(*self.backend.run(self._choose, replay, random))
+
+    def _choose(self, replay: Replay, random: Tensor) -> tuple[Tensor, Tensor]:
         shares = self.priorities * replay.may_sample()
         ends = shares.cumsum(0)
         n, total = len(random), ends[-1]
         places = (torch.arange(n, device=random.device) + random.double() / 2**62) / n  # in [0, 1), each in its part
         slots = torch.searchsorted(ends, (places * total).long().clamp(max=total - 1), right=True)
         priorities = shares[slots].float()
-        return Choice(slots, (priorities.min() / priorities) ** self.correction)
+        return slots, (priorities.min() / priorities) ** self.correction
 
     def stored(self, replay: Replay, slot: int) -> None:
         self.priorities[slot].copy_(self.largest)
 
     def learnt(self, slots: Tensor, errors: Tensor) -> None:
-        new = (errors.detach().float() + self.floor) ** self.exponent
-        new = torch.where(new < LARGEST, new, LARGEST)  # false where it is not a number
-        units = (new.double() * UNIT).long().clamp(min=1)
+        units = self.backend.run(self._units, errors.detach())
         # A transition that was chosen twice keeps the larger: any order of writing gives the same.
         self.priorities.scatter_reduce_(0, slots, units, "amax", include_self=False)
         torch.maximum(self.largest, units.max(), out=self.largest)
+
+    def _units(self, errors: Tensor) -> Tensor:
+        """The priorities of these errors."""
+        priorities = (errors.float() + self.floor) ** self.exponent
+        priorities = torch.where(priorities < LARGEST, priorities, LARGEST)  # false where it is not a number
+        return (priorities.double() * UNIT).long().clamp(min=1)
 
     def state(self) -> dict[str, Tensor]:
         return {"priorities": self.priorities, "largest": self.largest}

@@ -87,7 +87,9 @@ class FastBackend(Backend):
     def _compile_kernels(self, agent: Agent, replay: Replay) -> None:
         kernels.transitions_kernel(replay, uniform=type(replay.sampler) is UniformSampler)
         kernels.store_kernel(replay.rings)
-        kernels.adam_kernels()
+        groups = [group for optimizer in agent.optimizers.values() for group in optimizer.param_groups]
+        for decay in {group.get("weight_decay", 0.0) > 0 for group in groups}:
+            kernels.adam_kernels(decay=decay)
         encoders = [module for module in agent.modules.modules() if isinstance(module, PixelEncoder)]
         # Each of these is a shift, or nothing, which is a shift by nothing.
         shifts = all(isinstance(f, RandomShift | NoAugmentation) for f, _ in self._augmentations)
@@ -182,7 +184,7 @@ class FastBackend(Backend):
             learning_rate,
             betas,
             eps,
-            lambda: kernels.Adam(self.device) if self.kernels else descend,
+            lambda: kernels.Adam(self.device, decay=weight_decay > 0) if self.kernels else descend,
             weight_decay,
         )
 

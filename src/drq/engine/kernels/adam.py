@@ -43,20 +43,17 @@ def _kernel(name: str, shared_bytes: int, **further: int) -> runtime.Launchable:
     return runtime.kernel(name, ("primitives.cuh", "parameters.cuh", f"{name}.cu"), defines, THREADS, shared_bytes)
 
 
-def adam_kernels() -> tuple[runtime.Launchable, runtime.Launchable]:
-    """The step, and the norm of the gradients; compiled, unless that is done."""
-    return _step_kernel(decay=False), _kernel("gradient_norm", THREADS * 4)
-
-
-def _step_kernel(*, decay: bool) -> runtime.Launchable:
-    return _kernel("adam", 8, DECAY=int(decay))
+def adam_kernels(*, decay: bool = False) -> tuple[runtime.Launchable, runtime.Launchable]:
+    """The step, of weights that decay or do not, and the norm of the gradients; compiled, unless that is done."""
+    return _kernel("adam", 8, DECAY=int(decay)), _kernel("gradient_norm", THREADS * 4)
 
 
 class Adam:
     """`drq.engine.adam.descend` for one optimiser."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._adam, self._gradient_norm = adam_kernels()
+    def __init__(self, device: torch.device, *, decay: bool = False) -> None:
+        self._decay = decay
+        self._adam, self._gradient_norm = adam_kernels(decay=decay)
         # The kernels find it, and leave it, at zero.
         self._finished_blocks = torch.zeros(1, dtype=torch.int32, device=device)
 
@@ -64,11 +61,11 @@ class Adam:
         rows = [_like_its_parameter(row) for row in zip(*moments, strict=True)]  # kept until they are launched
         tables = [_table(rows[begin : begin + MAX_PARAMETERS]) for begin in range(0, len(rows), MAX_PARAMETERS)]
         norm, coefficient = (None, None) if rates.max_norm is None else self._clip(tables, rates.max_norm)
+        assert self._decay or not rates.weight_decay
         numbers = rates.learning_rate, *rates.betas, rates.eps, rates.weight_decay
         doubles = [ctypes.c_double(value) for value in numbers]
-        step = _step_kernel(decay=True) if rates.weight_decay else self._adam
         for table, blocks in tables:
-            step.launch((blocks, 1), table, coefficient, self._finished_blocks, *doubles)
+            self._adam.launch((blocks, 1), table, coefficient, self._finished_blocks, *doubles)
         return norm
 
     def _clip(self, tables: Sequence[tuple[_Parameters, int]], max_norm: float) -> tuple[Tensor, Tensor]:
