@@ -94,7 +94,7 @@ def test_a_folders_modules_are_not_imported(lamp: Path, monkeypatch: pytest.Monk
     monkeypatch.delitem(sys.modules, "own_env", raising=False)
     monkeypatch.delitem(gymnasium.registry, "Lamp-v0", raising=False)
     assert drq.load(lamp).agent_step == 60  # acting needs no environment
-    with pytest.raises(drq.UserError, match="name the module that registers it: --import"):
+    with pytest.raises(drq.UserError, match="nothing is run that you do not name: if you trust it, add --import"):
         drq.evaluate(lamp, episodes=1)
     assert "own_env" not in sys.modules
 

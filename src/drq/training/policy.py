@@ -185,7 +185,7 @@ def read_policy(
     # Modules that a folder names are not imported: it may be a stranger's.
     if plays:
         asked = modules_of(config.task, flat(config_to_json(config)) | {"agent.augmentation": "none"})
-        refuse_unnamed_modules(asked, [Path(name).stem if name.endswith(".py") else name for name in imports], path)
+        refuse_unnamed_modules(asked, imports, path)
     return dataclasses.replace(config, imports=tuple(imports)), spec, load_into
 
 
