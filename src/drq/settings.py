@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -67,11 +67,14 @@ def modules_of(task: str, changes: Mapping[str, Any]) -> set[str]:
     return (modules | set(changes.get("imports", ()))) - {""}
 
 
-def refuse_unnamed_modules(asked: Iterable[str], named: Collection[str], source: object) -> None:
+def refuse_unnamed_modules(asked: Iterable[str], named: Iterable[str], source: object) -> None:
     """Refuses code that a file asks for and the user has not named: passing a folder on must not pass on control."""
     # A module may be named by its file.
-    named_modules = {Path(name).stem if name.endswith(".py") else name for name in named}
-    if unnamed := sorted(each for each in set(asked) if each not in named and Path(each).stem not in named_modules):
+    def module(name: str) -> str:
+        return Path(name).stem if name.endswith(".py") else name
+
+    trusted = set(map(module, named))
+    if unnamed := sorted(each for each in set(asked) if module(each) not in trusted):
         flags = " ".join(f"--import {module}" for module in unnamed)
         modules = f"the module{'s' if len(unnamed) > 1 else ''} {', '.join(unnamed)}"
         raise UserError(
