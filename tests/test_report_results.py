@@ -60,6 +60,15 @@ def test_settings_that_vary_are_in_the_name(tmp_path: Path) -> None:
     assert systems(tmp_path) == ["DrQ K=2 M=2, batch 128, encoder impala", "DrQ K=2 M=2, batch 512, encoder sac-ae"]
 
 
+def test_a_run_of_an_older_version_is_of_the_same_system(tmp_path: Path) -> None:
+    older = fake_run(tmp_path, seed=1) / "config.json"
+    fake_run(tmp_path, seed=2)
+    described = json.loads(older.read_text())
+    del described["config"]["agent"]["freeze_encoder"], described["config"]["env"]["render"]
+    older.write_text(json.dumps(described))
+    assert {run.system for run in read_results([tmp_path])[0]} == {"DrQ K=2 M=2"}
+
+
 def test_one_label_on_two_settings_does_not_merge_them(tmp_path: Path) -> None:
     fake_run(tmp_path, folder="a", label="grid", learning_rate=1e-3)
     fake_run(tmp_path, folder="b", label="grid", learning_rate=1e-4)

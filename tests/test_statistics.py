@@ -111,6 +111,16 @@ def test_a_single_run_has_no_interval() -> None:
     assert (found.value, found.low, found.high) == (4.0, None, None)
 
 
+def test_a_task_with_a_single_run_among_others_leaves_no_interval() -> None:
+    mixed = [np.array([1.0, 2.0]), np.array([5.0])]
+    assert statistics.estimate(statistics.mean, mixed).low is None
+    assert statistics.difference_from_published(mixed, [Published(1.0), Published(2.0)]).low is None
+    # published means are taken as exact
+    means = [np.array([1.0]), np.array([2.0])]
+    ours = [np.array([1.0, 2.0]), np.array([5.0, 6.0])]
+    assert statistics.estimate(statistics.probability_of_improvement, ours, means).low is not None
+
+
 def test_difference_of_two_systems() -> None:
     rng = np.random.default_rng(2)
     ours, theirs = [rng.normal(10, 2, 40)], [rng.normal(7, 3, 30)]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from drq.errors import UserError
+from drq.settings import config_from_json, config_to_json
 
 SHORT = {
     "batch_size": "batch",
@@ -41,6 +45,8 @@ def label_runs(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
 
 def settings_of(config: Mapping[str, Any], without: Sequence[str] = NAMED) -> Settings:
     """Every setting of agent, environment and replay that can make another system, as text."""
+    with contextlib.suppress(UserError):  # an agent that is not ours keeps what it says
+        config = config_to_json(config_from_json(config))  # what an older version does not name has its default
     rooms = (config.get(room) for room in ("agent", "env", "replay"))
     return {
         key: value if isinstance(value, str) else json.dumps(value)

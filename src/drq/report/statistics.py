@@ -6,9 +6,9 @@ on the last axis, so that the same few lines give a point estimate (1-D arrays) 
 distribution (2-D arrays, one row a resample).
 
 Choices: intervals are percentile intervals at 95%, from 5,000 resamples of the runs *within* each task (a
-stratified bootstrap), always drawn from the same seed. Where tasks have different numbers of runs, the
-mean, the median and the optimality gap weigh tasks equally and the inter-quartile mean weighs runs equally;
-with equal numbers all of them are the published formulas.
+stratified bootstrap), always drawn from the same seed; there is none where a task has a single run. Where tasks
+have different numbers of runs, the mean, the median and the optimality gap weigh tasks equally and the
+inter-quartile mean weighs runs equally; with equal numbers all of them are the published formulas.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LEVELS = (2.5, 97.5)
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its 95% interval; `low` and `high` are None where no task has two runs to resample."""
+    """A number with its 95% interval; `low` and `high` are None where a task has no two runs to resample."""
 
     value: float
     low: float | None = None
@@ -100,7 +100,7 @@ def resample(scores: Scores, rng: np.random.Generator, resamples: int = RESAMPLE
 def estimate(metric: Callable[..., Array], *groups: Scores) -> Estimate:
     """The metric of one or more groups of scores, with its stratified bootstrap interval."""
     value = float(metric(*groups))
-    if all(len(runs) < 2 for scores in groups for runs in scores):
+    if not any(_vary(scores) for scores in groups) or any(_has_single_runs_among_others(scores) for scores in groups):
         return Estimate(value)
     rng = np.random.default_rng(SEED)
     return _with_interval(value, metric(*(resample(scores, rng) for scores in groups)))
@@ -118,7 +118,7 @@ def difference_from_published(ours: Scores, published: Sequence[Published]) -> E
     elsewhere it is taken as exact, and the interval is that of our runs alone.
     """
     value = float(mean(ours)) - float(np.mean([score.mean for score in published]))
-    if all(len(runs) < 2 for runs in ours):
+    if not _vary(ours) or _has_single_runs_among_others(ours):
         return Estimate(value)
     rng = np.random.default_rng(SEED)
     differences = mean(resample(ours, rng))
@@ -146,6 +146,15 @@ def mean_z(scores: Scores, published: Sequence[int]) -> tuple[float, float | Non
     shares = np.array([len(runs) for runs in scores]) / len(z)
     theirs = float((shares**2 / np.array(published)).sum())
     return float(z.mean()), float(np.sqrt(z.var(ddof=1) / len(z) + theirs))
+
+
+def _vary(scores: Scores) -> bool:
+    return any(len(runs) > 1 for runs in scores)
+
+
+def _has_single_runs_among_others(scores: Scores) -> bool:
+    """A task with one run would count as known exactly, and the interval be too narrow."""
+    return _vary(scores) and any(len(runs) == 1 for runs in scores)
 
 
 def _with_interval(value: float, resampled: Array) -> Estimate:
