@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from drq.report import report
 from drq.report.results import read_results
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,3 +84,18 @@ def test_the_published_runs_are_whole_and_name_their_commit() -> None:
     runs, _ = read_results([ROOT / "results"])
     assert len(runs) == len(RESULTS)
     assert all(run.status == "finished" and len(run.returns) for run in runs)
+
+
+def test_the_published_page_holds_the_published_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made anew by its command it has the same figures; how the page draws them may change without it."""
+    monkeypatch.chdir(ROOT)
+    report([Path("results")], tmp_path / "report.html")
+    pages = [(folder / "report.html").read_text() for folder in (tmp_path, ROOT / "results")]
+    made, kept = (
+        json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
+        for page in pages
+    )
+    assert [{**run, "config": None} for run in kept["runs"]] == [{**run, "config": None} for run in made["runs"]]
+    for part in ("warnings", "systems", "tables", "standings", "atari"):
+        assert kept[part] == made[part], f"drq report results --out results/report.html: {part} changed"
+    assert len(pages[1]) < 2_000_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -102,10 +103,25 @@ def test_eval_and_report_of_the_readme(
 
 
 def test_the_picture_of_the_readme_is_made_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "drq report docs/results/planet-100k-h200.csv --format png" in (ROOT / "README.md").read_text()
+    assert "drq report results/planet-100k-h200.csv --format png" in (ROOT / "README.md").read_text()
     monkeypatch.chdir(tmp_path)
-    cli.main(["report", str(ROOT / "docs/results/planet-100k-h200.csv"), "--format", "png"])
+    cli.main(["report", str(ROOT / "results/planet-100k-h200.csv"), "--format", "png"])
     assert (tmp_path / "report.png").stat().st_size > 10_000
+
+
+def test_the_table_of_results_comes_out_of_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    rows = re.findall(r"\| this package, .*", (ROOT / "README.md").read_text())
+    assert len(rows) == 2
+    for row in rows:
+        _, _, runs, *scores, mean_z, command = [cell.strip(" `") for cell in row.split("|")[:-1]]
+        assert command in (ROOT / "docs/atari.md").read_text()
+        words = (sorted(map(str, Path().glob(word))) if "*" in word else [word] for word in command.split()[1:])
+        out = tmp_path / "r.md"
+        cli.main([*chain(*words), "--out", str(out)])
+        (line,) = re.findall(r"\| DrQ \| 26 \| .*", out.read_text())
+        assert [cell.split()[0] for cell in line.split("|")[3:6]] == scores
+        assert f"mean z of all runs: {mean_z} ({runs} runs of 26 tasks)" in out.read_text()
 
 
 def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
