@@ -220,6 +220,22 @@ def test_finished_and_unfinished_runs_are_separate_curves(browser: Browser, tmp_
     assert texts(browser, "#curves text.axis") == ["env steps", "return"]
 
 
+def test_training_games_of_runs_that_were_evaluated_at_their_end(browser: Browser, tmp_path: Path) -> None:
+    folder = fake_run(tmp_path / "runs", "atari/pong", every=100_000)
+    header, _, last = (folder / "eval.csv").read_text().splitlines()
+    (folder / "eval.csv").write_text(f"{header}\n{last}\n")
+    rows = [f"{4 * at},{at},{'' if at < 2_000 else at / 1_000}" for at in range(1_000, 100_001, 1_000)]
+    (folder / "train.csv").write_text("\n".join(["env_step,agent_step,episode_return", *rows]) + "\n")
+    show(browser, tmp_path / "r.html", tmp_path)
+    data = browser.run("JSON.parse(document.getElementById('data').textContent).panels[0].training")
+    (games,) = data
+    assert (games["x"][0], games["y"][0]) == (6_000, 4.0)  # the mean of 2, 3, 4, 5 and 6
+    assert (games["x"][-1], games["y"][-1]) == (100_000, 98.0)
+    assert count(browser, "#curves path.training") == 1
+    click(browser, "#runs input[data-run='0']")
+    assert count(browser, "#curves path.training") == 0
+
+
 def test_atari_aggregates_and_grids(browser: Browser, tmp_path: Path) -> None:
     for game in ("alien", "pong", "boxing"):
         for seed in (1, 2):

@@ -29,6 +29,8 @@ LARGEST = 6_000_000
 """Bytes a page may have."""
 POINTS = (120, 60, 30, 12, 4)
 """Points kept of a curve: the first number with which the page is small enough."""
+SMOOTHED = 5
+"""Training games under a point of their curve."""
 SHOWN_AT_FIRST = 8
 """Systems switched on when the page opens; more lines than this in a chart cannot be told apart."""
 
@@ -140,6 +142,12 @@ def _panels(runs: Sequence[RunResult], systems: list[Json], points: int) -> list
                 "top": family_of(task).highest_return,
                 "series": sorted(series, key=lambda one: one["system"]),
                 "published": _published(found[key], task),
+                "training": [
+                    _training_games(names.index(name), index, *run.training, points)
+                    for name, numbered in members.items()
+                    for index, run in numbered
+                    if run.training
+                ],
             }
         )
     return panels
@@ -152,6 +160,14 @@ def _series(system: int, numbered: list[tuple[int, RunResult]], points: int) -> 
     kept = np.unique(np.linspace(0, len(grid) - 1, min(points, len(grid))).round().astype(int))
     values = {index: _list(curve[kept]) for (index, _), curve in zip(numbered, curves, strict=True)}
     return {"system": system, "x": _list(grid[kept]), "runs": values}
+
+
+def _training_games(system: int, index: int, steps: Array, returns: Array, points: int) -> Json:
+    """The running mean of a few games, as single ones differ too much to be read."""
+    width = min(SMOOTHED, len(returns))
+    smooth = np.convolve(returns, np.ones(width) / width, mode="valid")
+    kept = np.unique(np.linspace(0, len(smooth) - 1, min(points, len(smooth))).round().astype(int))
+    return {"system": system, "run": index, "x": _list(steps[width - 1 :][kept]), "y": _list(smooth[kept])}
 
 
 def _published(benchmark: Benchmark, task: str) -> list[Json]:

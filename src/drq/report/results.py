@@ -5,6 +5,7 @@ Nothing here stops at a bad file: what cannot be read is named in a warning, and
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -46,6 +47,8 @@ class RunResult:
     record: dict[str, Any] = field(default_factory=dict)
     """The whole of config.json; empty for a run out of a CSV."""
     videos: tuple[Path, ...] = ()
+    training: tuple[Array, Array] | None = None
+    """Steps and returns of training episodes, for a run that was evaluated at its end alone."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -134,7 +137,18 @@ def _read_run(folder: RunFolder, warnings: list[str]) -> RunResult | None:
     seconds = finished.seconds if finished else evaluations[-1]["seconds"] if evaluations else None
     problem = reason if reason and status == "failed" else ""
     videos = tuple(sorted(folder.videos.glob("*.mp4")))
-    return RunResult(task, benchmark, "", seed, steps, returns, folder.path, status, problem, seconds, record, videos)
+    training = _training(folder, benchmark) if len(steps) == 1 else None
+    place = (folder.path, status, problem, seconds, record, videos, training)
+    return RunResult(task, benchmark, "", seed, steps, returns, *place)
+
+
+def _training(folder: RunFolder, benchmark: Benchmark) -> tuple[Array, Array] | None:
+    """The training episodes that train.csv names; it is no result, so that what cannot be read of it is passed over."""
+    scores: dict[float, float] = {}
+    for _, row in csv_rows(folder.train_csv, (benchmark.counts, "episode_return"), []):
+        with contextlib.suppress(ValueError):  # no episode has ended yet
+            scores[finite(row[benchmark.counts] or "")] = finite(row["episode_return"] or "")
+    return _in_order(scores) if scores else None
 
 
 def _in_order(scores: dict[float, float]) -> tuple[Array, Array]:

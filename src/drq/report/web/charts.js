@@ -134,7 +134,9 @@ function curveChart(panel, state) {
   if (!own.length) return el("p", { class: "empty" }, "Nothing is switched on for this task.");
   const { width, height, left, right, top, bottom } = FRAME;
   const end = Math.max(...own.flatMap((line) => line.points.map((point) => point.x))) || 1;
-  const inside = lines.flatMap((line) => line.points.filter((point) => point.x <= end));
+  const training = panel.training.filter((one) => state.systems.has(one.system) && !state.runsOff.has(one.run))
+    .map((one) => ({ system: one.system, points: one.x.map((x, at) => ({ x, mean: one.y[at] })) }));
+  const inside = [...lines, ...training].flatMap((line) => line.points.filter((point) => point.x <= end));
   const low = Math.min(0, ...inside.map((point) => point.mean - (point.std ?? 0) * (point.mean < 0)));
   const high = Math.min(panel.top ?? Infinity, Math.max(...inside.map((point) => point.mean + (point.std ?? 0)), low + 1e-6));
   const yTicks = ticks(low, high, 4);
@@ -144,6 +146,9 @@ function curveChart(panel, state) {
   const py = (y) => fixed(height - bottom - ((y - y0) / (y1 - y0 || 1)) * (height - top - bottom));
   const clip = `clip-${panel.number}`;
   const plot = svg("g", { "clip-path": `url(#${clip})` });
+  for (const games of training) {
+    if (games.points.length > 1) plot.append(svg("path", { d: linePath(games.points, px, py), class: "single training", style: `stroke:${colour(games.system)}` }));
+  }
   for (const line of [...lines].reverse()) {
     const style = `stroke:${colour(line.system)};fill:${colour(line.system)}`;
     const band = bandPath(line.points, px, py);
