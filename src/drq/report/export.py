@@ -125,7 +125,8 @@ def _mean_lines(table: StandingTable, plus_minus: str) -> list[str]:
     lines = []
     for mean in table.means():
         error = "" if mean.error is None else f"{plus_minus}{mean.error:.2f}"
-        lines.append(f"mean z of {mean.of}: {mean.z:+.2f}{error} ({mean.runs} runs of {mean.tasks} tasks)")
+        of = f"{mean.runs} run{'s'[: mean.runs > 1]} of {mean.tasks} task{'s'[: mean.tasks > 1]}"
+        lines.append(f"mean z of {mean.of}: {mean.z:+.2f}{error} ({of})")
     return lines
 
 
