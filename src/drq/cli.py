@@ -21,6 +21,7 @@ USAGE = """usage: drq COMMAND ...
   train     train an agent: drq train dmc/walker-walk --preset planet
   eval      play a trained agent: drq eval runs/walker --episodes 10 --video walker.mp4
   export    take the policy away in one file: drq export runs/walker --out walker.drq
+  check     is my environment fit for training? drq check gym/MyEnv-v0 --import my_env
   tasks     list the tasks and their action repeats
   suite     the paper's experiments: drq suite list; drq suite run planet; drq suite status runs/planet
   report    a page with curves and tables: drq report runs/planet --out report.html
@@ -189,6 +190,18 @@ def tasks_command(args: list[str]) -> None:
         print(f"{task:40}  {both}")
 
 
+def check_command(args: list[str]) -> None:
+    """Checks an environment."""
+    from drq.env_check import CheckArguments, check_environment
+
+    faults = check_environment(tyro.cli(CheckArguments, prog="drq check", args=args))
+    for fault in faults:
+        print(f"fault: {fault}", file=sys.stderr)
+    if not faults:
+        print("No fault was found.")
+    sys.exit(1 if faults else 0)
+
+
 def doctor_command(args: list[str]) -> None:
     """Checks this machine."""
     from drq.doctor import main as doctor
@@ -272,6 +285,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train_command,
     "eval": eval_command,
     "export": export_command,
+    "check": check_command,
     "tasks": tasks_command,
     "suite": suite_command,
     "report": report_command,

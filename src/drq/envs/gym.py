@@ -58,7 +58,7 @@ def names() -> list[str]:
 
 def action_kind(identity: str, config: EnvConfig) -> Literal["continuous", "discrete"]:
     """Known once it is made."""
-    env = _construct(identity, config)
+    env = construct(identity, config)
     env.close()
     return _Actions(f"gym/{identity}", env.action_space).kind
 
@@ -90,7 +90,7 @@ class _Gymnasium:
 
     def __init__(self, identity: str, config: EnvConfig) -> None:
         self._task = f"gym/{identity}"
-        self._env = _construct(identity, config)
+        self._env = construct(identity, config)
         self._observation: Any = None
         self.actions = _Actions(self._task, self._env.action_space)
         self.sight = Sight(self._task, self._env, config)
@@ -281,7 +281,7 @@ class _Actions:
         return self._range(action).reshape(self._space.shape).astype(self._space.dtype)
 
 
-def _construct(identity: str, config: EnvConfig) -> gymnasium.Env[Any, Any]:
+def construct(identity: str, config: EnvConfig) -> gymnasium.Env[Any, Any]:
     """Makes the environment, able to draw itself if it can, with the wrappers asked for around it."""
     arguments: dict[str, Any] = {"max_episode_steps": config.max_episode_steps, **keyword_arguments(config.kwargs)}
     try:
