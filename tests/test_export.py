@@ -207,9 +207,7 @@ def test_graphs_act_as_the_policy(
         assert np.abs(action - ours).max() <= 4 * TOLERANCE
 
 
-def test_a_graph_that_acts_otherwise_is_not_kept(
-    lamp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_that_acts_otherwise_is_not_kept(lamp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = ActingGraphModule._preprocess
     monkeypatch.setattr(ActingGraphModule, "_preprocess", lambda self, x: original(self, x).flip(1))
     with pytest.raises(drq.UserError, match="acts otherwise than the policy"):

@@ -6,6 +6,7 @@ import dataclasses
 import re
 import shlex
 from itertools import chain
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,6 +50,12 @@ def test_train_commands_describe_a_run(command: str, monkeypatch: pytest.MonkeyP
             "class Darken:\n    columns = 1\n"
         )
         monkeypatch.chdir(tmp_path)
+    if "my_env" in command:
+        page = (ROOT / "docs" / "own-environment.md").read_text()
+        (code,) = re.findall(r"```python\n(# my_env.py.*?)```", page, flags=re.S)
+        (tmp_path / "my_env.py").write_text(code)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.delitem(sys.modules, "my_env", raising=False)
     arguments = [word for word in shlex.split(command)[2:] if not word.startswith("[")]
     if arguments[-1] == "--help":
         with pytest.raises(SystemExit):

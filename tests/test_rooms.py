@@ -25,7 +25,7 @@ ORDER = (
     # what to run, where, what came out, how fast
     *("machine", "suites", "launch", "report", "speed"),
     # what a user types
-    *("demo", "doctor", "env_check", "cli", "__main__"),
+    *("demo", "doctor", "env_check", "completion", "cli", "__main__"),
 )
 
 DOORS = ("suites", "launch", "report", "speed")

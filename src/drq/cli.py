@@ -27,6 +27,7 @@ USAGE = """usage: drq COMMAND ...
   report    a page with curves and tables: drq report runs/planet --out report.html
   speed     how fast this machine trains
   doctor    check this machine
+  completion  complete commands, options and tasks in bash, zsh or fish
 
 `drq COMMAND --help` explains each.
 """
@@ -257,6 +258,14 @@ class SuiteStatusArguments:
     """The suite's folder."""
 
 
+@dataclass(frozen=True)
+class CompletionArguments:
+    """Prints a script that completes."""
+
+    shell: Positional[Literal["bash", "zsh", "fish"]]
+    """Which shell reads it."""
+
+
 def suite_command(args: list[str]) -> None:
     """The paper's experiments."""
     from drq.launch import SuiteRunArguments, list_suites, run_suite, suite_status
@@ -276,6 +285,41 @@ def suite_command(args: list[str]) -> None:
     raise UserError(f"Say what to do with suites: {usage}")
 
 
+def completion_command(args: list[str]) -> None:
+    """Prints a script that completes commands, options and tasks: drq completion bash|zsh|fish."""
+    from drq import presets
+    from drq.completion import options_of, script
+    from drq.config import TrainConfig
+    from drq.demo import DemoArguments
+    from drq.env_check import CheckArguments
+    from drq.envs import FAMILIES, task_names
+    from drq.launch import SuiteRunArguments
+    from drq.speed import SpeedArguments
+
+    shell = tyro.cli(
+        CompletionArguments, prog="drq completion", description=completion_command.__doc__, args=args
+    ).shell
+    tasks = [task for name, family in FAMILIES.items() if not family.of_the_users for task in task_names(name)]
+    controls, plays = (presets.preset(name, task) for name, task in (("planet", tasks[0]), ("atari100k", "atari/pong")))
+    words = {command: ["--help"] for command in COMMANDS} | {
+        "demo": options_of(DemoArguments),
+        "train": [
+            *("--preset", "--agent", "--config"),
+            *sorted({*options_of(TrainConfig, controls), *options_of(TrainConfig, plays)}),
+            *tasks,
+        ],
+        "eval": options_of(EvalArguments),
+        "export": options_of(ExportArguments),
+        "check": [*options_of(CheckArguments), *tasks],
+        "tasks": options_of(TasksArguments),
+        "suite": ["list", "run", "status", *options_of(SuiteRunArguments)],
+        "report": options_of(ReportArguments),
+        "speed": options_of(SpeedArguments),
+        "completion": ["bash", "zsh", "fish"],
+    }
+    print(script(shell, words), end="")
+
+
 def _no_arguments() -> None:
     """Takes no arguments."""
 
@@ -291,6 +335,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "report": report_command,
     "speed": speed_command,
     "doctor": doctor_command,
+    "completion": completion_command,
 }
 
 

@@ -60,9 +60,7 @@ def export(
         raise UserError(f"{out} is a folder: name a file for the policy, such as {out / 'policy.drq'}.")
     config, spec, load_into = read_policy(path, imports)
     # In float32, whatever this machine would act in: it is what a graph is checked against.
-    policy = TrainedPolicy(
-        replace(config, engine=EngineConfig(precision="float32")), spec, load_into, device="cpu"
-    )
+    policy = TrainedPolicy(replace(config, engine=EngineConfig(precision="float32")), spec, load_into, device="cpu")
     if format == "drq":
         if frame is not None:
             raise UserError("A drq file takes frames of any size: leave --frame out, or choose --format onnx or pt2.")

@@ -107,9 +107,7 @@ class _UsedParameters(TorchFunctionMode):
 
 def acting_weights(agent: Agent, spec: EnvSpec) -> list[str]:
     """Names of the weights that acting computes with: found by acting once, so that it is so for any agent."""
-    names = {
-        id(tensor): name for name, tensor in (*agent.modules.named_parameters(), *agent.modules.named_buffers())
-    }
+    names = {id(tensor): name for name, tensor in (*agent.modules.named_parameters(), *agent.modules.named_buffers())}
     device = agent.backend.device
     observation = torch.zeros(1, *spec.observation_shape, dtype=torch.uint8 if spec.pixels else torch.float32)
     noise = agent.evaluation(1, torch.Generator().manual_seed(0))
