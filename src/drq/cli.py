@@ -366,8 +366,9 @@ def _values(args: list[str], *names: str) -> list[str]:
     """The words that follow an option of several values."""
     found: list[str] = []
     for at, word in enumerate(args):
-        if word in names:
-            found += itertools.takewhile(lambda each: not each.startswith("-"), args[at + 1 :])
+        name, _, value = word.partition("=")
+        if name in names:
+            found += [value] if value else itertools.takewhile(lambda each: not each.startswith("-"), args[at + 1 :])
     return found
 
 
