@@ -148,7 +148,7 @@ def print_against(tasks: list[str], file: str, picture: str | None) -> None:
         columns.append(np.concatenate([paper[-1], ray[-1], here[-1]], axis=1))
     if picture is not None:
         image = np.concatenate(columns, axis=2).transpose(1, 2, 0).repeat(2, axis=0).repeat(2, axis=1)
-        Image.fromarray(image).quantize(256).save(picture, optimize=True)
+        Image.fromarray(image).save(picture, optimize=True)
 
 
 def is_drawable(task: str) -> bool:
