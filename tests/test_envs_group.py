@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 from drq.config import EnvConfig
 from drq.envs import Action, Environment, EnvironmentGroup, EnvSpec, Frame, Step, make, make_group, task_names
 from drq.envs.dmc import make as make_dmc
-from drq.envs.dmc_group import ControlSuiteGroup
+from drq.envs.dmc_group import ControlSuiteGroup, RayGroup
 from drq.envs.group import ThreadedGroup
+from drq.envs.raycast import compiler
 from drq.envs.rendering import Tiles, choose_backend, grid, missing_libraries
 from drq.errors import UserError
 
 needs_gl = pytest.mark.skipif(bool(missing_libraries(choose_backend())), reason="no OpenGL libraries")
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
 STATE = EnvConfig(observation="state")
 
@@ -105,6 +107,14 @@ def test_frames_drawn_together_are_those_of_single_environments(
 ) -> None:
     with group_and_singles(f"dmc/{name}", EnvConfig(render=render), 2, 3) as (group, singles):
         assert isinstance(group, ControlSuiteGroup)
+        assert_plays_like_singles(group, singles)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["walker-walk", "ball_in_cup-catch", "finger-turn_hard", "swimmer-swimmer6"])
+def test_frames_cast_together_are_those_of_single_environments(name: str) -> None:
+    with group_and_singles(f"dmc/{name}", EnvConfig(render="ray", image_size=33), 2, 3) as (group, singles):
+        assert isinstance(group, RayGroup)
         assert_plays_like_singles(group, singles)
 
 
@@ -215,6 +225,7 @@ def test_a_group_may_be_used_from_any_thread() -> None:
         ("point_mass-hard", EnvConfig(image_size=40), 2),  # tendons
         ("humanoid_CMU-run", EnvConfig(image_size=40), 2),  # many geoms
         ("swimmer-swimmer6", EnvConfig(image_size=40), 2),  # a light that each episode puts elsewhere
+        pytest.param("swimmer-swimmer6", EnvConfig(image_size=40, render="ray"), 2, marks=needs_compiler),
     ],
 )
 def test_pictures_for_videos_are_the_single_environments_and_leave_frames_alone(

@@ -29,7 +29,7 @@ from drq.envs.episode import (
     limit_env_steps,
 )
 from drq.envs.protocol import Action, EnvSpec, Frame
-from drq.envs.raycast import RayCamera, SceneReader, compiler, require_compiler
+from drq.envs.raycast import RayCamera, Scene, SceneReader, compiler, draw, require_compiler
 from drq.envs.rendering import FAST_SHADOW_SIZE, Camera, TiledCamera, mujoco_imports, require_rendering, shown
 from drq.errors import UserError
 
@@ -196,15 +196,27 @@ class ControlSuite:
     def frame(self) -> Frame:
         if not self._pixels:
             return np.concatenate([np.ravel(part) for part in self._observation.values()], dtype=np.float32)
+        if self.casts_rays:
+            return cast(Frame, self.scene()) if self.undrawn else draw(self.scene())
         self._eye = self._current(self._eye, self._size)
-        if not isinstance(self._eye, RayCamera):
-            return to_frame(self._eye.draw(self.data))
-        return cast(Frame, self._eye.scene(self.data)) if self.undrawn else self._eye.frame(self.data)
+        return to_frame(self._eye.draw(self.data))
+
+    def scene(self) -> Scene:
+        """What `frame` would draw, where rays are cast."""
+        self._eye = self._current(self._eye, self._size)
+        assert isinstance(self._eye, RayCamera)
+        return self._eye.scene(self.data)
 
     def picture(self) -> NDArray[np.uint8]:
         # A camera of its own, so that the buffer of observations stays small.
         self._video = self._current(self._video, VIDEO_SIZE)
         return self._video.draw(self.data)
+
+    def snapshot(self) -> Scene:
+        """What `picture` would draw, where rays are cast: for later."""
+        self._video = self._current(self._video, VIDEO_SIZE)
+        assert isinstance(self._video, RayCamera)
+        return self._video.scene(self.data)
 
     def tiled_camera(self, models: Sequence[Any]) -> TiledCamera:
         """A camera that draws models of this task as `frame` does."""

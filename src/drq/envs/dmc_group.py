@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from drq.envs.dmc import ControlSuiteEnvironment, make, to_frame
 from drq.envs.episode import VIDEO_SIZE
 from drq.envs.group import EnvironmentGroup, ThreadedGroup
 from drq.envs.protocol import Action, EnvSpec, Frame, Step
+from drq.envs.raycast import Scene, draw
 from drq.envs.rendering import TiledCamera, Tiles, grid
 
 _LARGEST_BUFFER = 2048
@@ -29,14 +31,57 @@ _COMPARED = 2
 def make_group(name: str, config: EnvConfig, action_repeat: int, count: int) -> EnvironmentGroup:
     """So many environments of the task `<domain>-<task>`, drawn together where that is possible."""
     first = make(name, config, action_repeat)
+    if first.simulator.casts_rays:
+        return RayGroup([first, *(make(name, config, action_repeat) for _ in range(count - 1))])
     if (
         config.observation == "pixels"
         and not first.simulator.has_terrain
-        and not first.simulator.casts_rays  # any thread may
         and max(grid(count)) * config.image_size <= _LARGEST_BUFFER
     ):
         return ControlSuiteGroup([first, *(make(name, config, action_repeat) for _ in range(count - 1))])
     return ThreadedGroup(lambda: make(name, config, action_repeat), count)
+
+
+class RayGroup:
+    """Environments of one task whose frames are drawn by casting rays.
+
+    Each has a thread that draws for it, since much of a frame is that of the frame before, while the physics of the
+    others go on. Those take turns, as in `ControlSuiteGroup`.
+    """
+
+    def __init__(self, envs: list[ControlSuiteEnvironment]) -> None:
+        self._envs = envs
+        self._threads = [ThreadPoolExecutor(1, thread_name_prefix="rays") for _ in envs]
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._envs[0].spec
+
+    def reset(self, seeds: Mapping[int, int]) -> dict[int, Frame]:
+        drawn = {}
+        for slot, seed in seeds.items():
+            self._envs[slot].begin(seed)
+            drawn[slot] = self._draw(slot)
+        return {slot: frame.result() for slot, frame in drawn.items()}
+
+    def step(self, actions: Mapping[int, Action]) -> dict[int, Step]:
+        under_way = {slot: (self._envs[slot].advance(action), self._draw(slot)) for slot, action in actions.items()}
+        return {slot: outcome.with_frame(frame.result()) for slot, (outcome, frame) in under_way.items()}
+
+    def snapshot(self, slot: int) -> Scene:
+        return self._envs[slot].simulator.snapshot()
+
+    def develop(self, snapshots: Sequence[Scene]) -> list[NDArray[np.uint8]]:
+        drawn = [thread.submit(draw, scene) for scene, thread in zip(snapshots, cycle(self._threads), strict=False)]
+        return [np.ascontiguousarray(image.result().transpose(1, 2, 0)) for image in drawn]
+
+    def close(self) -> None:
+        for env, thread in zip(self._envs, self._threads, strict=True):
+            thread.shutdown()
+            env.close()
+
+    def _draw(self, slot: int) -> Future[NDArray[np.uint8]]:
+        return self._threads[slot].submit(draw, self._envs[slot].simulator.scene())
 
 
 class ControlSuiteGroup:
