@@ -12,7 +12,7 @@ import torch
 
 from drq import envs, train
 from drq.config import EngineConfig, EnvConfig, EvalConfig, ReplayConfig, SACConfig, TrainConfig
-from drq.engine import Actor, DrawnStack, EngineSettings, FastBackend
+from drq.engine import Actor, DrawnStack, EngineSettings, FastBackend, KernelError
 from drq.engine.kernels import runtime
 from drq.envs.raycast import Scene, compiler
 from drq.presets import preset
@@ -86,6 +86,19 @@ def test_a_run_that_draws_by_itself_is_the_same_run(tmp_path: Path, drawing_engi
         assert isinstance(trainer.stack, DrawnStack if render == "cuda" else FrameStack)
     assert drawing_engine
     assert_same_run(tmp_path / "ray", tmp_path / "cuda")
+
+
+def test_a_kernel_that_does_not_compile_leaves_drawing_to_the_cpu(
+    tmp_path: Path, drawing_engine: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise KernelError("a kernel does not compile for sm_00:\nand why")
+
+    monkeypatch.setattr(runtime, "kernel", refuse)
+    trainer = Trainer(dataclasses.replace(run_of(tmp_path, "cuda"), steps=320), quiet=True)
+    trainer.run()
+    assert isinstance(trainer.stack, FrameStack)
+    assert "The CPU draws: a kernel does not compile for sm_00.\n" in capsys.readouterr().err
 
 
 class Crash(BaseException):

@@ -44,23 +44,32 @@ def recorded(folder: Path) -> str:
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("task", "config", "gpu", "expected"),
+    ("task", "config", "rays", "expected"),
     [
-        (CARTPOLE, AUTO, False, "ray"),
-        (CARTPOLE, AUTO, True, "cuda"),
-        ("dmc/quadruped-escape", AUTO, True, "fast"),  # terrain
-        (CARTPOLE, dataclasses.replace(AUTO, observation="state"), True, "fast"),
-        ("toy/reach", AUTO, True, "fast"),
+        (CARTPOLE, AUTO, "ray", "ray"),
+        (CARTPOLE, AUTO, "cuda", "cuda"),
+        ("dmc/quadruped-escape", AUTO, "cuda", "fast"),  # terrain
+        (CARTPOLE, dataclasses.replace(AUTO, observation="state"), "cuda", "fast"),
+        ("toy/reach", AUTO, "cuda", "fast"),
     ],
 )
-def test_auto_casts_rays_where_they_can_draw(task: str, config: EnvConfig, gpu: bool, expected: str) -> None:
-    assert envs.choose_render(task, config, gpu=gpu) == expected
+def test_auto_casts_rays_where_they_can_draw(task: str, config: EnvConfig, rays: Any, expected: str) -> None:
+    assert envs.choose_render(task, config, rays) == expected
 
 
-@pytest.mark.parametrize("gpu", [False, True])
-def test_auto_is_opengl_without_a_compiler(monkeypatch: pytest.MonkeyPatch, gpu: bool) -> None:
+@needs_compiler
+@pytest.mark.parametrize(("missing", "expected"), [([], "fast"), (["libEGL.so.1"], "ray")])
+def test_beside_a_gpu_without_kernels_opengl_draws_if_it_is_there(
+    monkeypatch: pytest.MonkeyPatch, missing: list[str], expected: str
+) -> None:
+    monkeypatch.setattr("drq.envs.dmc.missing_libraries", lambda _: missing)
+    assert envs.choose_render(CARTPOLE, AUTO, None) == expected
+
+
+@pytest.mark.parametrize("rays", ["ray", "cuda"])
+def test_auto_is_opengl_without_a_compiler(monkeypatch: pytest.MonkeyPatch, rays: Any) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    assert envs.choose_render(CARTPOLE, AUTO, gpu=gpu) == "fast"
+    assert envs.choose_render(CARTPOLE, AUTO, rays) == "fast"
 
 
 def test_a_gpu_draws_unless_kernels_are_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,8 +172,8 @@ def _check_renderer(machine: Machine) -> Check:
 def _check_rays(machine: Machine) -> Check:
     """What else could draw."""
     if machine.rays is None:
-        missing = "no C++ compiler, so `--env.render auto` is OpenGL: `apt-get install g++` to cast rays instead."
-        return Check("ray caster", "ok", missing)
+        needed = "a C++ compiler (`apt-get install g++`), on a GPU one with bfloat16 too"
+        return Check("ray caster", "ok", f"`--env.render auto` is OpenGL: drawing without it needs {needed}.")
     who = {"cuda": "the GPU's own program", "ray": "the CPU"}[machine.rays]
     return Check("ray caster", "ok", f"`--env.render auto` takes `{machine.rays}`: {who} draws, without OpenGL")
 

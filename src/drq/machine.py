@@ -107,7 +107,7 @@ class Machine:
     compiler: bool
     python_headers: bool
     rays: Literal["cuda", "ray"] | None
-    """What `--env.render auto` is for most tasks; None: no C++ compiler, hence OpenGL."""
+    """What `--env.render auto` is for most tasks; None: OpenGL."""
     renderer: Renderer | str
     """What draws, or the sentence why nothing does."""
     replay: ReplaySize | None
@@ -236,7 +236,9 @@ def _rays(gpu: GPU | BrokenGPU | None) -> Literal["cuda", "ray"] | None:
 
     if compiler() is None:
         return None
-    return "cuda" if isinstance(gpu, GPU) and kernels.available() else "ray"
+    if isinstance(gpu, GPU):
+        return "cuda" if kernels.available() else None
+    return "ray"
 
 
 def _renderer() -> Renderer | str:

@@ -2,6 +2,7 @@
 
 from drq.engine.backend import FastBackend, lay_out
 from drq.engine.drawing import DrawnStack, draws_frames
+from drq.engine.kernels import KernelError
 from drq.engine.learner import Actor, Learner, to_action
 from drq.engine.settings import EngineSettings, choose_device
 
@@ -10,6 +11,7 @@ __all__ = [
     "DrawnStack",
     "EngineSettings",
     "FastBackend",
+    "KernelError",
     "Learner",
     "choose_device",
     "draws_frames",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drq.engine import kernels
-from drq.engine.kernels.raycast import RayFrames
+from drq.engine.kernels.raycast import RayFrames, compile_kernels
 from drq.engine.settings import EngineSettings
 from drq.envs.protocol import EnvSpec, Frame
 from drq.envs.raycast import Scene
@@ -30,6 +30,7 @@ class DrawnStack:
     """
 
     def __init__(self, spec: EnvSpec, device: torch.device) -> None:
+        compile_kernels()
         self._stacks = torch.zeros(2, spec.frame_stack, *spec.frame_shape, dtype=torch.uint8, device=device)
         self._turn = 0
         self._frames: RayFrames | None = None

@@ -67,14 +67,14 @@ def make_group(task: str, config: EnvConfig, action_repeat: int, count: int) -> 
     return together.make_group(split_task(check_task(task))[1], config, action_repeat, count)
 
 
-def choose_render(task: str, config: EnvConfig, *, gpu: bool) -> Render:
-    """What `--env.render auto` is for a task on this machine. `gpu`: whether one can draw frames by itself."""
+def choose_render(task: str, config: EnvConfig, rays: Literal["ray", "cuda"] | None) -> Render:
+    """What `--env.render auto` is for a task. `rays`: how this machine casts them, if it shall rather than OpenGL."""
     family, name = split_task(check_task(task))
     if not FAMILIES[family].has_render_setting:
         return "fast"  # it has one way to draw
     from drq.envs import dmc
 
-    return dmc.choose_render(name, config, gpu=gpu)
+    return dmc.choose_render(name, config, rays)
 
 
 def leave_undrawn(env: Environment) -> bool:

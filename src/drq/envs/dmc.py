@@ -14,7 +14,7 @@ import math
 import sys
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,16 @@ from drq.envs.episode import (
 )
 from drq.envs.protocol import Action, EnvSpec, Frame
 from drq.envs.raycast import RayCamera, Scene, SceneReader, compiler, draw, require_compiler
-from drq.envs.rendering import FAST_SHADOW_SIZE, Camera, TiledCamera, mujoco_imports, require_rendering, shown
+from drq.envs.rendering import (
+    FAST_SHADOW_SIZE,
+    Camera,
+    TiledCamera,
+    choose_backend,
+    missing_libraries,
+    mujoco_imports,
+    require_rendering,
+    shown,
+)
 from drq.errors import UserError
 
 _ENV_STEPS_WITHOUT_LIMIT = 1000
@@ -70,19 +79,19 @@ def find(name: str) -> str | None:
     return name if name in names() else None
 
 
-def choose_render(name: str, config: EnvConfig, *, gpu: bool) -> Render:
-    """What `auto` is here: no OpenGL where rays can be cast. `gpu`: whether a GPU can cast them.
+def choose_render(name: str, config: EnvConfig, rays: Literal["ray", "cuda"] | None) -> Render:
+    """What `auto` is: `rays`, the way to cast them that is faster than OpenGL here, where they can draw the task.
 
     A CPU casts them several times as fast as Mesa draws (docs/fidelity.md); on a GPU OpenGL would wait for its turn
     while CUDA computes. A compiler is needed there too: evaluations leave the GPU to training and draw on the CPU.
     """
     if config.observation == "state" or compiler() is None:
         return "fast"
+    if rays is None:
+        rays = "ray" if missing_libraries(choose_backend()) else None
     domain, task = name.split("-", 1)
     simulator = ControlSuite(domain, task, dataclasses.replace(config, observation="state", render="fast"))
-    if simulator.why_no_rays() is not None:
-        return "fast"
-    return "cuda" if gpu else "ray"
+    return rays if rays is not None and simulator.why_no_rays() is None else "fast"
 
 
 def make(name: str, config: EnvConfig, action_repeat: int) -> ControlSuiteEnvironment:
@@ -91,7 +100,7 @@ def make(name: str, config: EnvConfig, action_repeat: int) -> ControlSuiteEnviro
     Use the environment in one thread only: that of the first `reset`, where its OpenGL context is made.
     """
     if config.render == "auto":
-        config = dataclasses.replace(config, render=choose_render(name, config, gpu=False))
+        config = dataclasses.replace(config, render=choose_render(name, config, "ray"))
     if config.observation == "pixels":
         require_compiler(config.render) if config.render in _RAYS else require_rendering()
     domain, task = name.split("-", 1)

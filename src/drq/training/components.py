@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from typing import Literal
 
 from drq import envs
 from drq.agents import Agent, make_agent, make_replay
 from drq.config import TrainConfig
-from drq.engine import DrawnStack, EngineSettings, FastBackend, Learner, choose_device, draws_frames, lay_out
+from drq.engine import (
+    DrawnStack,
+    EngineSettings,
+    FastBackend,
+    KernelError,
+    Learner,
+    choose_device,
+    draws_frames,
+    lay_out,
+)
 from drq.envs import Environment, EnvironmentGroup, EnvSpec
 from drq.errors import UserError
 from drq.presets import action_repeat_for
@@ -25,7 +36,8 @@ def settle_render(config: TrainConfig, engine: EngineSettings, folder: RunFolder
         render = folder.config_like(config.agent).env.render
     else:
         envs.import_modules(config.imports)
-        render = envs.choose_render(config.task, config.env, gpu=draws_frames(engine))
+        rays: Literal["ray", "cuda"] | None = "cuda" if draws_frames(engine) else None
+        render = envs.choose_render(config.task, config.env, "ray" if engine.device.type == "cpu" else rays)
     return dataclasses.replace(config, env=dataclasses.replace(config.env, render=render))
 
 
@@ -67,8 +79,13 @@ def make_learner(
 
 def make_stack(config: TrainConfig, env: Environment, engine: EngineSettings) -> FrameStack | DrawnStack:
     """What keeps the newest frames of an episode: on the host, or on the GPU where that draws them."""
-    if config.env.render == "cuda" and draws_frames(engine) and envs.leave_undrawn(env):
-        return DrawnStack(env.spec, engine.device)
+    if config.env.render == "cuda" and draws_frames(engine):
+        try:
+            stack = DrawnStack(env.spec, engine.device)
+            if envs.leave_undrawn(env):
+                return stack
+        except KernelError as error:
+            print(f"The CPU draws: {str(error).splitlines()[0].rstrip(':.')}.", file=sys.stderr)
     return FrameStack(env.spec)
 
 

@@ -57,6 +57,11 @@ class RayFrames:
         self._draw.launch((self._tiles, count), self._struct, *ready, out)
 
 
+def compile_kernels() -> None:
+    """Compiles what `RayFrames` launches, where it is not yet."""
+    _kernel("prepare"), _kernel("draw")
+
+
 def _kernel(name: str) -> runtime.Launchable:
     defines: dict[str, int | str] = {
         "EXACT": 1,
