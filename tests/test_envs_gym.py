@@ -220,7 +220,7 @@ def test_spaces_no_agent_can_use_are_refused_with_the_remedy(
 
 def test_observations_that_are_not_what_was_promised_are_refused(registered: Any) -> None:
     env = make(registered(lies=True), STATE, 1)
-    with pytest.raises(UserError, match=r"promised frames of float32 \(3,\) but gave float32 \(2,\)"):
+    with pytest.raises(UserError, match=r"observes float32 of shape \(2,\) in env step 0 .* promised float32 of shape \(3,\)"):
         env.reset(0)
 
 

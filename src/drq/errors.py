@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 
@@ -23,3 +25,16 @@ def did_you_mean(
     by_key = {key(each): repr(each) for each in known}
     near = [by_key[match] for match in get_close_matches(key(name), by_key, n=most)]
     return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+def what_failed(error: BaseException) -> str:
+    """`at my_env.py, line 12 (ValueError: no room)`: what somebody else's code raised, and its innermost line."""
+    if isinstance(error, SyntaxError):
+        file, line, reason = error.filename, error.lineno, error.msg
+    else:
+        # Leaving out frames that are no files, as importlib's frozen ones.
+        frames = [each for each in traceback.extract_tb(error.__traceback__) if os.path.isfile(each.filename)]
+        file, line = (frames[-1].filename, frames[-1].lineno) if frames else (None, None)
+        reason = str(error)
+    what = ": ".join(filter(None, (type(error).__name__, " ".join(reason.split()))))
+    return f"at {os.path.basename(file)}, line {line} ({what})" if file else f"({what})"

@@ -12,7 +12,7 @@ from drq.envs.families import FAMILIES, Family, family_of, split_task
 from drq.envs.group import EnvironmentGroup, ThreadedGroup
 from drq.envs.protocol import Action, Environment, EnvSpec, Frame, Step
 from drq.envs.tasks import check_task, import_modules, letters, task_names
-from drq.errors import UserError
+from drq.errors import UserError, what_failed
 
 __all__ = [
     "FAMILIES",
@@ -48,7 +48,12 @@ def make(task: str, config: EnvConfig, action_repeat: int) -> Environment:
     check_settings(config, action_repeat)
     if not FAMILIES[family].of_the_users and (config.kwargs != "{}" or config.wrap or config.image_key):
         raise UserError(f"--env.kwargs, --env.wrap and --env.image-key are for gym tasks, not {task}: leave them out.")
-    return FAMILIES[family].load().make(name, config, action_repeat)
+    try:
+        return FAMILIES[family].load().make(name, config, action_repeat)
+    except (UserError, ImportError):
+        raise
+    except Exception as error:
+        raise UserError(f"{task} failed in its constructor {what_failed(error)}: mend that line first.") from error
 
 
 def action_kind(task: str, config: EnvConfig) -> Literal["continuous", "discrete"]:

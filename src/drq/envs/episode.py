@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drq.envs.protocol import Action, EnvSpec, Frame, Step
-from drq.errors import UserError
+from drq.errors import UserError, what_failed
 
 VIDEO_SIZE = 240
 """Height and width of the pictures for videos, where an environment has no size of its own."""
@@ -68,7 +68,6 @@ class SteppedEnvironment:
         self._time_limit = time_limit
         self._env_step = 0
         self._playing = False
-        self._first_frame_checked = False
         self._render_seconds = 0.0
 
     @property
@@ -81,19 +80,18 @@ class SteppedEnvironment:
 
     def reset(self, seed: int) -> Frame:
         self.begin(seed)
-        frame = self._frame()
-        if not self._first_frame_checked:
-            self._check(frame)
-            self._first_frame_checked = True
-        return frame
+        return self._frame()
 
     def step(self, action: Action) -> Step:
         return self.advance(action).with_frame(self._frame())
 
     def begin(self, seed: int) -> None:
         """`reset` for a caller that draws the frame itself."""
-        self._simulator.begin(seed)
         self._env_step = 0
+        try:
+            self._simulator.begin(seed)
+        except Exception as error:
+            raise self._failure("reset", error) from error
         self._playing = True
 
     def advance(self, action: Action) -> Outcome:
@@ -104,8 +102,16 @@ class SteppedEnvironment:
         reward = 0.0
         terminated = truncated = False
         for _ in range(self._spec.action_repeat):
-            env_step = self._simulator.advance(action)
             self._env_step += 1
+            try:
+                env_step = self._simulator.advance(action)
+            except Exception as error:
+                raise self._failure("step", error) from error
+            if not math.isfinite(env_step.reward):
+                raise UserError(
+                    f"{self._spec.task} gave the reward {env_step.reward} in env step {self._env_step} of an episode: "
+                    "make it a finite number."
+                )
             reward += env_step.reward
             terminated = env_step.terminated
             truncated = env_step.truncated or self._env_step == self._time_limit
@@ -123,19 +129,37 @@ class SteppedEnvironment:
 
     def _frame(self) -> Frame:
         started = time.perf_counter()
-        frame = self._simulator.frame()
+        try:
+            frame = self._simulator.frame()
+        except Exception as error:
+            raise self._failure("render", error) from error
         if self._spec.pixels:
             self._render_seconds += time.perf_counter() - started
+        self._check(frame)
         return frame
 
     def _check(self, frame: Frame) -> None:
-        """Refuses an environment whose frames are not what it promised."""
+        """Refuses frames that are not what the environment promised, or no numbers to learn from."""
         promised = np.dtype(np.uint8 if self._spec.pixels else np.float32)
         if frame.shape != self._spec.frame_shape or frame.dtype != promised:
             raise UserError(
                 f"{self._spec.task} promised frames of {promised} {self._spec.frame_shape} but gave {frame.dtype} "
-                f"{frame.shape}: make its observation_space agree with its observations."
+                f"{frame.shape} in env step {self._env_step} of an episode: make its observation_space agree with its "
+                "observations."
             )
+        if not self._spec.pixels and not np.isfinite(frame).all():
+            place = int(np.flatnonzero(~np.isfinite(frame))[0])
+            raise UserError(
+                f"{self._spec.task} gave the observation {frame[place]} at place {place} in env step {self._env_step} "
+                "of an episode: make it a finite number."
+            )
+
+    def _failure(self, call: str, error: Exception) -> UserError:
+        """What the environment's own code raised, in a sentence; one that we have made already stays."""
+        if isinstance(error, UserError):
+            return error
+        where = f"env step {self._env_step} of an episode" if self._env_step else "its reset"
+        return UserError(f"{self._spec.task} failed in {where} {what_failed(error)}: mend its {call}() first.")
 
     def _checked(self, action: Action) -> Action:
         """The action in the form simulators take: an int, or a float32 vector within [-1, 1]."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from drq.envs.protocol import Action, Environment, EnvSpec, Frame, Step
+from drq.envs.thread import EnvThread
 
 
 class EnvironmentGroup(Protocol):
@@ -55,7 +55,7 @@ class ThreadedGroup:
     """
 
     def __init__(self, make: Callable[[], Environment], count: int) -> None:
-        self._threads = [ThreadPoolExecutor(1, thread_name_prefix="group") for _ in range(count)]
+        self._threads = [EnvThread("group") for _ in range(count)]
         self._envs = [thread.submit(make).result() for thread in self._threads]
 
     @property
@@ -80,5 +80,4 @@ class ThreadedGroup:
 
     def close(self) -> None:
         for thread, env in zip(self._threads, self._envs, strict=True):
-            thread.submit(env.close).result()
-            thread.shutdown()
+            thread.close(env.close)

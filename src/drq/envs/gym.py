@@ -92,6 +92,7 @@ class _Gymnasium:
         self._task = f"gym/{identity}"
         self._env = construct(identity, config)
         self._observation: Any = None
+        self._env_step = 0
         self.actions = _Actions(self._task, self._env.action_space)
         self.sight = Sight(self._task, self._env, config)
 
@@ -100,11 +101,28 @@ class _Gymnasium:
         return self._env.spec.max_episode_steps if self._env.spec is not None else None
 
     def begin(self, seed: int) -> None:
-        self._observation, _ = self._env.reset(seed=seed)
+        self._env_step = 0
+        observation, _ = self._env.reset(seed=seed)
+        self._observation = self._promised(observation)
 
     def advance(self, action: Action) -> EnvStep:
-        self._observation, reward, terminated, truncated, _ = self._env.step(self.actions(action))
+        self._env_step += 1
+        observation, reward, terminated, truncated, _ = self._env.step(self.actions(action))
+        self._observation = self._promised(observation)
         return EnvStep(float(reward), bool(terminated), bool(truncated))
+
+    def _promised(self, observation: Any) -> Any:
+        """The observation, if it is of the shape that its space promises; what else it is would be broadcast or cast
+        in silence. Images have to be of the promised type too."""
+        space = self._env.observation_space
+        if isinstance(space, spaces.Box):
+            given = np.asarray(observation)
+            if given.shape != space.shape or (space.dtype == np.uint8 != given.dtype):
+                raise UserError(
+                    f"{self._task} observes {given.dtype} of shape {given.shape} in env step {self._env_step} of an "
+                    f"episode and promised {space.dtype} of shape {space.shape}: make its observation_space agree with its observations."
+                )
+        return observation
 
     def frame(self) -> Frame:
         return self.sight(self._observation)

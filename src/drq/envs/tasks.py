@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
 from drq.envs.families import FAMILIES, family_of, split_task
-from drq.errors import UserError, did_you_mean
+from drq.errors import UserError, did_you_mean, what_failed
 
 
 def task_names(family: str | None = None) -> list[str]:
@@ -75,14 +74,4 @@ def import_modules(names: Iterable[str]) -> None:
 
 
 def _failed_import(name: str, error: Exception) -> str:
-    """One sentence that says where a user's module went wrong."""
-    if isinstance(error, SyntaxError):
-        file, line, reason = error.filename, error.lineno, error.msg
-    else:
-        # The innermost line of a file, leaving out importlib's frozen frames.
-        trace = traceback.extract_tb(error.__traceback__)
-        frame = [frame for frame in trace if os.path.isfile(frame.filename)][-1]
-        file, line, reason = frame.filename, frame.lineno, str(error)
-    where = f"{os.path.basename(str(file))}, line {line}"
-    what = f"{type(error).__name__}: {' '.join(reason.split())}"
-    return f"Importing {name} failed at {where} ({what}): mend that line first."
+    return f"Importing {name} failed {what_failed(error)}: mend that line first."

@@ -204,8 +204,9 @@ class Launch:
         status = read_status(self.folder, run, running=False)
         if status.state != "finished" and not self.interrupts:
             path = self._error_file(run)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, error or "The run ended before its last step and gave no reason.\n")
+            if not path.exists():  # what the run itself wrote there says more
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, error or "The run ended before its last step and gave no reason.\n")
             status = read_status(self.folder, run, running=False)
         self.statuses[run] = status
         if status.state == "finished":

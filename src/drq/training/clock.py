@@ -15,12 +15,21 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self._started = 0.0
+        self._running = False
 
     def __enter__(self) -> None:
         self._started = time.perf_counter()
+        self._running = True
 
     def __exit__(self, *error: object) -> None:
+        self._running = False
         self.seconds += time.perf_counter() - self._started
+
+    @property
+    def running(self) -> float:
+        """Seconds in the `with` block that is under way, if one is."""
+        return time.perf_counter() - self._started if self._running else 0.0
 
 
 class Clock:

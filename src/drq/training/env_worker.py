@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from drq.envs.protocol import Action, Environment, Frame, Step
+from drq.envs.thread import EnvThread
 
 
 class EnvWorker(Protocol):
@@ -33,18 +33,17 @@ class ThreadedEnv:
     """
 
     def __init__(self, make: Callable[[], Environment]) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="env")
-        self.env = self._pool.submit(make).result()
+        self._thread = EnvThread("env")
+        self.env = self._thread.submit(make).result()
 
     def reset(self, seed: int) -> Frame:
-        return self._pool.submit(self.env.reset, seed).result()
+        return self._thread.submit(self.env.reset, seed).result()
 
     def step(self, action: Action) -> Callable[[], Step]:
-        return self._pool.submit(self.env.step, action).result
+        return self._thread.submit(self.env.step, action).result
 
     def close(self) -> None:
-        self._pool.submit(self.env.close).result()
-        self._pool.shutdown()
+        self._thread.close(self.env.close)
 
 
 class InlineEnv:

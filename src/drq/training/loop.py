@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import traceback
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,7 @@ from drq.training.progress import Progress, duration
 from drq.training.schedule import Schedule
 from drq.training.seeds import Purpose, random_action, seed_for
 from drq.training.state import RunState
-from drq.training.stopping import StopSignal
+from drq.training.stopping import StopSignal, Watch
 from drq.training.video import NO_FFMPEG, ffmpeg_available
 
 GPU_PRESETS = ("planet", "dreamer", "ablation")
@@ -113,6 +115,7 @@ class Trainer:
         self.clock = Clock()
         self.progress = Progress(budget=config.steps, unit=self.schedule.unit, clock=self.clock, quiet=quiet)
         self.stop = StopSignal()
+        self.watch = Watch(self.stop, self.clock.waiting, lambda text: self.progress.say(f"{config.task} {text}"))
         self._unstored: tuple[Action, Step] | None = None
         """The newest transition, until it is in the replay. Its frame is the newest in the stack."""
 
@@ -130,8 +133,14 @@ class Trainer:
         with ExitStack() as closing:
             self._open(closing)
             try:
-                with self.stop:
+                with self.stop, self.watch:
                     self._train()
+            except UserError as error:
+                if error.__cause__ is not None:  # of somebody else's code: who mends it needs the whole trace
+                    trace = "".join(traceback.format_exception(error.__cause__))
+                    with suppress(OSError, UserError):  # the disk may be what failed
+                        write_atomically(self.folder.error_file, f"{trace}\n{error}\n")
+                raise
             except KeyboardInterrupt:
                 where = self.schedule.text(self.state.agent_step)
                 self.progress.say(f"Stopped at {where}. Run the same command again to go on.")
@@ -162,7 +171,7 @@ class Trainer:
             self.progress.say(
                 f"The preset {config.preset!r} is made for a GPU; --preset cpu is the one for this machine."
             )
-        self.evaluations = open_evaluation_service(config, self.engine, lambda: self.stop.requested)
+        self.evaluations = open_evaluation_service(config, self.engine, self.watch.stopping)
         closing.callback(self.evaluations.close)
         capacity = config.replay.capacity or self.schedule.agent_steps
         self.progress.say(
@@ -180,6 +189,7 @@ class Trainer:
         self.stack = make_stack(config, self.env.env, self.engine)
         self._take_lock(closing)
         self.folder.open(config, self.spec, self.label)
+        self.folder.error_file.unlink(missing_ok=True)  # of an attempt before this one
         closing.callback(self.checkpoints.close)
         restored = self.checkpoints.restore(self.learner, self.schedule)
         if self.checkpoints.notice:
@@ -287,7 +297,8 @@ class Trainer:
 
     def _reset_env(self) -> Frame:
         """The first frame of the episode, from the seed that its number gives it."""
-        return self.env.reset(seed_for(self.config.seed, Purpose.EPISODE, self.state.episode))
+        with self.clock.waiting:
+            return self.env.reset(seed_for(self.config.seed, Purpose.EPISODE, self.state.episode))
 
     def _return_to_episode(self) -> None:
         """Leads the environment back to the middle of the episode in which the checkpoint found it."""
@@ -324,7 +335,8 @@ class Trainer:
 
     def _evaluate(self) -> None:
         self._collect_evaluations(wait=True, leave=1)  # where they are slower than training, it waits for them
-        self.evaluations.submit(self.learner.agent, self._request(self.state.agent_step))
+        with self.watch.evaluating():
+            self.evaluations.submit(self.learner.agent, self._request(self.state.agent_step))
         self.state.evaluated = self.state.agent_step
 
     def _request(self, agent_step: int) -> EvaluationRequest:
@@ -365,7 +377,15 @@ class Trainer:
             "seconds": round(self.clock.seconds, 3),
         }
         if self.learner.updates:
-            self.logs.log_train(row | self.learner.metrics())
+            metrics = self.learner.metrics()
+            for name, value in metrics.items():
+                if not math.isfinite(value):
+                    raise UserError(
+                        f"The agent has diverged: {name} is {value} at {self.schedule.text(state.agent_step)}. The "
+                        "last checkpoint stays: try a smaller --agent.learning-rate in another --dir, and see that "
+                        "rewards are not huge."
+                    )
+            self.logs.log_train(row | metrics)
 
     def _show_progress(self) -> None:
         spent, budget = self.schedule.spent(self.state.agent_step), self.config.steps

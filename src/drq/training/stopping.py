@@ -1,10 +1,20 @@
-"""Ctrl-C, and a scheduler's SIGTERM."""
+"""Ctrl-C, a scheduler's SIGTERM, and environments that never answer."""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from drq.training.clock import Stopwatch
+
+SAID_AFTER = 60.0
+"""Seconds without an answer of the environment, before that is said."""
+STOPPED_AFTER = 5.0
+"""Seconds without an answer, after which somebody who asks the run to stop need not wait for one."""
 
 
 class StopSignal:
@@ -30,3 +40,54 @@ class StopSignal:
     def _request(self, number: int, frame: object) -> None:
         self.requested = True
         self.__exit__()
+
+
+class Watch:
+    """Watches over an environment while the loop waits for it: a hang is said, and a stop does not wait for its end."""
+
+    def __init__(self, stop: StopSignal, waiting: Stopwatch, say: Callable[[str], None]) -> None:
+        self._stop = stop
+        self._waiting = waiting
+        self._say = say
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._evaluated: float | None = None
+
+    def __enter__(self) -> None:
+        self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def stopping(self) -> bool:
+        """Whether the run shall stop. An evaluation asks before each of its steps, and so tells that it goes on."""
+        if self._evaluated is not None:
+            self._evaluated = time.perf_counter()
+        return self._stop.requested
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Around an evaluation in this thread."""
+        self._evaluated = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._evaluated = None
+
+    def _watch(self) -> None:
+        said = False
+        while not self._over.wait(min(1.0, SAID_AFTER)):
+            began = self._evaluated
+            waited = max(self._waiting.running, 0.0 if began is None else time.perf_counter() - began)
+            if waited < SAID_AFTER:
+                said = False
+            elif not said:
+                said = True
+                self._say(f"has not answered for {SAID_AFTER:.0f} seconds. Ctrl-C ends the run at its last checkpoint.")
+            if self._stop.requested and waited > STOPPED_AFTER:
+                # The handlers are those from before again: this is a second Ctrl-C.
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                return
