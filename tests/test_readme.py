@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from itertools import chain
 import sys
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -350,19 +350,35 @@ def check(config: TrainConfig) -> None:
     for flag, (value, least) in at_least.items():
         if value is not None and value < least:
             raise UserError(f"--{flag} is {value}: set it to {least} or more.")
+    at_most = {
+        "steps": (config.steps, 10**12),
+        "seed": (config.seed, 2**63 - 1),
+        "replay.capacity": (config.replay.capacity, 10**9),
+        "env.image-size": (config.env.image_size, 4096),
+        "env.frame-stack": (config.env.frame_stack, 1000),
+        "eval.episodes": (config.eval.episodes, 10**7),
+        **{f"agent.{name.replace('_', '-')}": (getattr(agent, name, 0), most) for name, most in _MOST.items()},
+    }
+    for flag, (value, most) in at_most.items():
+        if value is not None and value > most:
+            raise UserError(f"--{flag} is {value}: set it to {most:,} or less.")
     for name in ("learning_rate", "init_temperature", "max_grad_norm", "updates_per_step", "value_limit"):
         if getattr(agent, name, 1.0) <= 0:
             raise UserError(f"--agent.{name.replace('_', '-')} is {getattr(agent, name)}: set it above 0.")
     for name in ("discount", "discount_final", "tau", "epsilon_final", "epsilon_eval", "reset_keep"):
         if not 0 <= getattr(agent, name, 0.0) <= 1:
             raise UserError(f"--agent.{name.replace('_', '-')} is {getattr(agent, name)}: set it between 0 and 1.")
-
-
     if getattr(agent, "n_step_final", 1) > agent.n_step:
         raise UserError(
             f"--agent.n-step-final is more than --agent.n-step, {agent.n_step}: returns may only become shorter."
         )
 
+
+_MOST = {
+    **{"k": 1000, "m": 1000, "batch_size": 10**6, "n_step": 10**4, "seed_steps": 10**12, "pad": 1024},
+    **{"feature_dim": 10**5, "hidden_dim": 10**5, "updates_per_step": 10**5},
+}
+"""Beyond these no machine gets, and a slip of the pen does."""
 
 _COUNTS = (
     *("k", "m", "batch_size", "n_step", "n_step_final", "target_every", "actor_every"),

@@ -78,6 +78,11 @@ class SteppedEnvironment:
     def render_seconds(self) -> float:
         return self._render_seconds
 
+    @property
+    def draws(self) -> bool:
+        """Whether there are pictures of it for a video."""
+        return bool(getattr(self._simulator, "draws", True))
+
     def reset(self, seed: int) -> Frame:
         self.begin(seed)
         return self._frame()

@@ -120,18 +120,24 @@ class _Gymnasium:
             if given.shape != space.shape or (space.dtype == np.uint8 != given.dtype):
                 raise UserError(
                     f"{self._task} observes {given.dtype} of shape {given.shape} in env step {self._env_step} of an "
-                    f"episode and promised {space.dtype} of shape {space.shape}: make its observation_space agree with its observations."
+                    f"episode and promised {space.dtype} of shape {space.shape}: make its "
+                    "observation_space agree with its observations."
                 )
         return observation
 
     def frame(self) -> Frame:
         return self.sight(self._observation)
 
+    @property
+    def draws(self) -> bool:
+        """Whether there is a picture for a video."""
+        return self._env.render_mode == "rgb_array" or self.sight.source == "observation"
+
     def picture(self) -> NDArray[np.uint8]:
         if self._env.render_mode == "rgb_array":
             return self.sight.drawing()
-        if self.sight.source != "observation":
-            raise UserError(f"{self._task} has no rgb_array render mode for a video: turn off --eval.video.")
+        if not self.draws:
+            raise UserError(f"{self._task} has no rgb_array render mode for a video: go without (--eval.no-video).")
         image = resized(channels_last(self.sight.image(self._observation)), VIDEO_SIZE)
         return np.broadcast_to(image, (VIDEO_SIZE, VIDEO_SIZE, 3)).copy()
 

@@ -13,7 +13,7 @@ from drq.envs import FAMILIES, import_modules
 from drq.errors import UserError, did_you_mean
 from drq.settings import flat, modules_of, refuse_unnamed_modules
 from drq.suites.paper import SUITES
-from drq.suites.suite import Setting, Suite, find_task, slug
+from drq.suites.suite import MOST_SEEDS, Setting, Suite, find_task, slug
 
 KEYS = ("name", "shows", "preset", "tasks", "seeds", "steps", "imports", "common", "settings")
 EXAMPLE_SETTING = "[[settings]] with label = \"K=1 M=1\" and \"agent.k\" = 1"
@@ -135,6 +135,8 @@ def _whole(table: dict[str, Any], key: str, default: int) -> int:
 
 def _seeds(value: Any) -> tuple[int, ...]:
     if _positive(value):
+        if value > MOST_SEEDS:
+            raise UserError(f"`seeds` is {value}: give it {MOST_SEEDS:,} or less.")
         return tuple(range(1, value + 1))
     is_list = isinstance(value, list) and value and all(type(each) is int and each >= 0 for each in value)
     if not is_list:

@@ -18,6 +18,7 @@ from drq.envs import check_task, letters, split_task, task_names
 from drq.errors import UserError
 from drq.settings import override
 
+MOST_SEEDS = 10_000
 OF_THE_SUITE = {
     "task": "`tasks`",
     "preset": "`preset`",
@@ -103,6 +104,8 @@ class Suite:
         for name, value in (("--seeds", seeds), ("--steps", steps)):
             if value is not None and value < 1:
                 raise UserError(f"{name} is {value}: set it to 1 or more.")
+        if seeds is not None and seeds > MOST_SEEDS:
+            raise UserError(f"--seeds is {seeds}: set it to {MOST_SEEDS:,} or less.")
         if seeds is not None:
             changes["seeds"] = tuple(range(1, seeds + 1))
         if steps is not None:

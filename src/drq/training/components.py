@@ -6,6 +6,8 @@ import dataclasses
 import sys
 from typing import Literal
 
+import torch
+
 from drq import envs
 from drq.agents import Agent, make_agent, make_replay
 from drq.config import TrainConfig
@@ -66,7 +68,13 @@ def make_learner(
     """A new agent, or the one given, with an empty replay of so many transitions."""
     own = agent.backend if agent is not None else None
     backend = own if isinstance(own, FastBackend) else FastBackend(engine)
-    agent = agent or make_agent(spec, config.agent, backend, seed_for(config.seed, Purpose.WEIGHTS))
+    try:
+        agent = agent or make_agent(spec, config.agent, backend, seed_for(config.seed, Purpose.WEIGHTS))
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise UserError(
+            f"The networks do not fit on {engine.device} ({str(error).partition('. ')[0]}): "
+            "lower --agent.hidden-dim or --env.image-size, or free some memory."
+        ) from error
     try:
         replay = make_replay(spec, config.agent, backend, capacity)
     except (RuntimeError, MemoryError) as error:

@@ -175,7 +175,10 @@ class InlineEvaluation:
             request.seed, **self._length, video=request.video is not None
         )
         if request.video is not None:
-            save_video(Path(request.video), evaluation.episodes[0].video)
+            try:
+                save_video(Path(request.video), evaluation.episodes[0].video)
+            except (OSError, RuntimeError) as error:  # a full disk, of which the encoder only says that it broke
+                print(f"The video {request.video} could not be written ({error}).", file=sys.stderr)
         return [float(score) for score in evaluation.scores]
 
     @property

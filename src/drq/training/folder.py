@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from drq.config import AgentConfig, TrainConfig
+from drq.config import AgentConfig, TrainConfig, check
 from drq.envs import FAMILIES, EnvSpec, family_of
 from drq.envs.protocol import spec_from_json
 from drq.errors import UserError
@@ -26,8 +26,12 @@ from drq.settings import flat
 FORMAT = 1
 """Version of the folder's layout."""
 
-NOT_PART_OF_A_RUN = ("dir", "wandb", "steps")
-"""Settings that may change when a run goes on: where it is kept, what else sees it, and how long it shall be."""
+NOT_PART_OF_A_RUN = (
+    *("dir", "wandb", "steps", "checkpoint_every", "log_every", "engine.eval_process"),
+    *("eval.every", "eval.episodes", "eval.min_agent_steps", "eval.video"),
+)
+"""Settings that may change when a run goes on: where it is kept, what else sees it, how long it shall be, when it logs
+and saves, and how it is evaluated. None of them changes what is learnt."""
 
 EVALUATION_COLUMNS = ("env_step", "agent_step", "return_mean", "seconds")
 """Of eval.csv: those that a row cannot do without."""
@@ -52,6 +56,14 @@ def refuse_link(*paths: Path) -> None:
     for path in paths:
         if path.is_symlink():
             raise UserError(f"{path} is a link, which a run folder may not hold: put what it leads to in its place.")
+
+
+def unwritable(path: Path, error: OSError) -> str:
+    """What to say, and do, where the disk is full."""
+    return (
+        f"{path} could not be written ({error.strerror or error}): free some disk space and run the same command "
+        "again, the last checkpoint is intact."
+    )
 
 
 def versions() -> dict[str, str]:
@@ -212,7 +224,9 @@ class RunFolder:
         """The same, where the agent may be one of the user's own, with settings like these."""
         described = self.description
         try:
-            return config_from_json(described["config"], agent)
+            config = config_from_json(described["config"], agent)
+            check(config)
+            return config
         except UserError as error:
             raise UserError(f"{self.config_file}: {error}") from None
 
@@ -220,7 +234,9 @@ class RunFolder:
     def spec(self) -> EnvSpec:
         """The shape of the run's task."""
         try:
-            return spec_from_json(dict(self.description["spec"]))
+            made = spec_from_json(dict(self.description["spec"]))
+            _check_spec(made)
+            return made
         except (KeyError, TypeError, ValueError) as problem:
             raise UserError(
                 f"{self.config_file} does not describe its task ({_describe(problem)}): restore it."
@@ -233,13 +249,18 @@ class RunFolder:
             return None
         try:
             plain = json.loads(self.finished_file.read_text(encoding="utf-8"))
-            return Finished(int(plain["steps"]), float(plain["seconds"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            return Finished(int(plain["steps"]), finite(plain["seconds"]))
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 
     @property
     def finished_steps(self) -> int | None:
         return self.finished.steps if self.finished else None
+
+    @property
+    def config_steps(self) -> int:
+        """The budget that config.json names; 0 where there is none."""
+        return self.config.steps if self.config_file.exists() else 0
 
     @property
     def error(self) -> str | None:
@@ -312,11 +333,20 @@ def csv_rows(path: Path, columns: Iterable[str], problems: list[str]) -> Iterato
         problems.append(f"{path}: not readable as CSV ({_describe(problem)}); what came before is used")
 
 
-def finite(text: str) -> float:
+def finite(text: str | float) -> float:
     """The number that a text is; ValueError where it is none, or none that can be averaged."""
     if not math.isfinite(value := float(text)):
         raise ValueError(f"{text} is not a finite number")
     return value
+
+
+def _check_spec(spec: EnvSpec) -> None:
+    """ValueError for shapes that no task has."""
+    sizes = (*spec.frame_shape, spec.frame_stack, spec.action_size, spec.action_repeat)
+    if not all(type(size) is int and 0 < size <= 10**6 for size in sizes) or len(spec.frame_shape) not in (1, 3):
+        raise ValueError(f"its sizes are {sizes}")
+    if math.prod(spec.observation_shape) > 10**8:
+        raise ValueError(f"an observation of {spec.observation_shape} would be too large")
 
 
 def _describe(problem: Exception) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import importlib.util
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from drq.errors import UserError
-from drq.training.folder import RunFolder
+from drq.training.folder import RunFolder, unwritable
 
 
 class CsvLog:
@@ -18,24 +21,38 @@ class CsvLog:
     def __init__(self, path: Path, size: int) -> None:
         """Opens the file as it was when it had `size` bytes."""
         self.path = path
+        self.notice: str | None = None
+        """What was wrong with it."""
         self._columns: list[str] | None = None
-        with open(path, "ab"):
-            pass
-        if path.stat().st_size > size:
-            with open(path, "rb+") as file:
-                file.truncate(size)
-        if size:
-            with open(path, newline="") as file:
-                self._columns = next(csv.reader(file))
-        self._file = open(path, "a", newline="")  # noqa: SIM115 (closed by `close`)
+        try:
+            with open(path, "ab+") as file:
+                found = file.tell()
+                file.truncate(min(size, found))
+                file.seek(0)
+                content = file.read()
+                whole = content.rfind(b"\n") + 1  # what follows is half a row: the next would be joined to it
+                file.truncate(whole)
+            if whole < size:
+                self.notice = f"{path} is {size - whole:,} bytes shorter than the checkpoint left it: rows are lost."
+            if whole:
+                first = content[:whole].decode(errors="replace").splitlines()[:1]
+                self._columns = next(csv.reader(first), None)
+            if self._columns is not None and "env_step" not in self._columns:
+                raise UserError(f"{path} does not begin with the names of its columns: restore it, or delete it.")
+            self._file = open(path, "a", newline="")  # noqa: SIM115 (closed by `close`)
+        except OSError as error:
+            raise UserError(unwritable(path, error)) from error
 
     def write(self, row: dict[str, Any]) -> None:
         """Appends a row; the first decides the columns."""
-        if self._columns is None:
-            self._columns = list(row)
-            csv.writer(self._file).writerow(self._columns)
-        csv.writer(self._file).writerow([row.get(column, "") for column in self._columns])
-        self._file.flush()
+        try:
+            if self._columns is None:
+                self._columns = list(row)
+                csv.writer(self._file).writerow(self._columns)
+            csv.writer(self._file).writerow([row.get(column, "") for column in self._columns])
+            self._file.flush()
+        except OSError as error:
+            raise UserError(unwritable(self.path, error)) from error
 
     @property
     def size(self) -> int:
@@ -43,7 +60,8 @@ class CsvLog:
         return self.path.stat().st_size
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # of a full disk, where `write` has said so
+            self._file.close()
 
 
 class Logs:
@@ -64,6 +82,10 @@ class Logs:
         self._tensorboard = _tensorboard(folder, None if resumed_at is None else resumed_at + 1)
         self._wandb = _wandb(folder, config) if wandb else None
 
+    @property
+    def notices(self) -> list[str]:
+        return [log.notice for log in (self.train, self.eval) if log.notice]
+
     def log_train(self, row: dict[str, Any]) -> None:
         self.train.write(row)
         self._elsewhere("train", row)
@@ -79,8 +101,7 @@ class Logs:
     def close(self) -> None:
         self.train.close()
         self.eval.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        self._to_tensorboard(lambda writer: writer.close())
         if self._wandb is not None:
             self._wandb.finish()
 
@@ -91,11 +112,21 @@ class Logs:
             for key, value in row.items()
             if key != "env_step" and value != ""
         }
-        if self._tensorboard is not None:
-            for key, value in named.items():
-                self._tensorboard.add_scalar(key, value, env_step)
+        self._to_tensorboard(
+            lambda writer: [writer.add_scalar(key, value, env_step) for key, value in named.items()]
+        )
         if self._wandb is not None:
             self._wandb.log(named | {"env_step": env_step})
+
+
+    def _to_tensorboard(self, write: Callable[[Any], object]) -> None:
+        """What cannot be written there, on a full disk, is in the CSV files: it is said, and the run goes on."""
+        if self._tensorboard is not None:
+            try:
+                write(self._tensorboard)
+            except Exception as error:  # whatever its writer, a thread, has raised
+                self._tensorboard = None
+                print(f"TensorBoard's files are not written any more ({error}); the CSV files are.", file=sys.stderr)
 
 
 def _tensorboard(folder: RunFolder, purge_from: int | None) -> Any:
@@ -103,7 +134,11 @@ def _tensorboard(folder: RunFolder, purge_from: int | None) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None  # an installation without it still trains
-    return SummaryWriter(str(folder.tensorboard), purge_step=purge_from)
+    try:
+        return SummaryWriter(str(folder.tensorboard), purge_step=purge_from)
+    except OSError as error:
+        print(f"TensorBoard's files are not written ({error}); the CSV files are.", file=sys.stderr)
+        return None
 
 
 def require_wandb() -> None:

@@ -28,7 +28,7 @@ from drq.training.clock import Clock
 from drq.training.components import make_env, make_learner, make_stack, settle_render
 from drq.training.env_worker import EnvWorker, InlineEnv, ThreadedEnv
 from drq.training.evaluation_service import EvaluationRequest, open_evaluation_service
-from drq.training.folder import RunFolder, config_to_json, write_atomically
+from drq.training.folder import RunFolder, config_to_json, unwritable, write_atomically
 from drq.training.lock import RunLock
 from drq.training.logs import Logs, require_wandb
 from drq.training.progress import Progress, duration
@@ -52,8 +52,8 @@ class TrainResult:
 
     @property
     def final_return(self) -> float:
-        """Mean return of the last evaluation."""
-        return self.evaluations[-1]["return_mean"]
+        """Mean return of the last evaluation; nan where its row was lost."""
+        return self.evaluations[-1]["return_mean"] if self.evaluations else math.nan
 
 
 def train(
@@ -122,8 +122,11 @@ class Trainer:
     def run(self) -> TrainResult:
         """Trains to the end of the budget, from wherever the folder's checkpoint is."""
         finished = self.folder.finished_steps
-        if finished is not None and finished >= self.config.steps:
-            result = TrainResult(self.folder.path, self.folder.evaluations())
+        evaluations = self.folder.evaluations()
+        # One without evaluations, or with more steps than were ever asked for, is damaged: the checkpoint knows better.
+        whole = evaluations and finished is not None and finished <= self.folder.config_steps
+        if finished is not None and finished >= self.config.steps and whole:
+            result = TrainResult(self.folder.path, evaluations)
             self.progress.say(
                 f"{self.folder.path} is finished: {finished:,} {self.schedule.unit}, "
                 f"return {result.final_return:.1f}. Nothing to do."
@@ -141,13 +144,18 @@ class Trainer:
                     with suppress(OSError, UserError):  # the disk may be what failed
                         write_atomically(self.folder.error_file, f"{trace}\n{error}\n")
                 raise
+            except torch.OutOfMemoryError as error:
+                raise UserError(self._out_of_memory(error)) from error
             except KeyboardInterrupt:
                 where = self.schedule.text(self.state.agent_step)
                 self.progress.say(f"Stopped at {where}. Run the same command again to go on.")
                 raise
         # Only now: closing waits until the last checkpoint is on the disk.
         finish = {"steps": self.config.steps, "seconds": round(self.clock.seconds, 3)}
-        write_atomically(self.folder.finished_file, json.dumps(finish) + "\n")
+        try:
+            write_atomically(self.folder.finished_file, json.dumps(finish) + "\n")
+        except OSError as error:
+            raise UserError(unwritable(self.folder.finished_file, error)) from error
         result = TrainResult(self.folder.path, self.folder.evaluations())
         self.progress.say(
             f"Done in {duration(self.clock.seconds)}: return {result.final_return:.1f}"
@@ -167,6 +175,9 @@ class Trainer:
         self.videos = config.eval.video and ffmpeg_available()
         if config.eval.video and not self.videos:
             self.progress.say(f"No videos will be recorded. {NO_FFMPEG}")
+        elif self.videos and not getattr(self.env.env, "draws", True):
+            self.videos = False
+            self.progress.say(f"No videos will be recorded: {config.task} has no rgb_array render mode.")
         if self.device.type == "cpu" and self.spec.pixels and config.preset in GPU_PRESETS:
             self.progress.say(
                 f"The preset {config.preset!r} is made for a GPU; --preset cpu is the one for this machine."
@@ -203,6 +214,8 @@ class Trainer:
             resumed_at=self.env_step if restored else None,
         )
         closing.callback(self.logs.close)
+        for notice in self.logs.notices:
+            self.progress.say(notice)
         if restored:
             self._return_to_episode()
         else:
@@ -397,6 +410,14 @@ class Trainer:
                     f"Expected: about {duration(expected)} for the remaining {budget - spent:,} {self.schedule.unit} "
                     "on this machine, evaluations not counted."
                 )
+
+    def _out_of_memory(self, error: Exception) -> str:
+        needed = Replay.bytes_needed(self.spec, self.learner.replay.capacity) / 1e9
+        return (
+            f"The GPU is out of memory ({str(error).partition('. GPU')[0]}); the replay takes {needed:.2f} GB of it: "
+            "lower --replay.capacity, --agent.batch-size, --agent.k or --agent.m, or leave it to fewer runs. "
+            "The last checkpoint is intact."
+        )
 
     @property
     def env_step(self) -> int:

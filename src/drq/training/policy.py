@@ -28,7 +28,7 @@ from drq.training.evaluation_service import make_evaluator
 from drq.training.folder import RunFolder
 from drq.training.policy_file import read_policy_file
 from drq.training.seeds import Purpose, seed_for
-from drq.training.video import NO_FFMPEG, ffmpeg_available, save_video
+from drq.training.video import check_video, save_video
 from drq.training.window import open_window
 
 
@@ -227,8 +227,10 @@ def evaluate(
         stochastic: play the exploring policy.
         render: "human" shows the episodes in a window, one after the other.
     """
-    if video is not None and not ffmpeg_available():
-        raise UserError(NO_FFMPEG)
+    if seed < 0:
+        raise UserError(f"--seed is {seed}: set it to 0 or more.")
+    if video is not None:
+        check_video(Path(video))
     show = open_window() if render == "human" else None
     policy = TrainedPolicy(*read_policy(path, imports, plays=True), stochastic=stochastic)
     config = policy.config

@@ -25,6 +25,14 @@ def ffmpeg_available() -> bool:
     return True
 
 
+def check_video(path: Path) -> None:
+    """Refuses what no video can be written to, before an episode is played for it."""
+    if path.suffix not in (".mp4", ".mkv", ".mov", ".avi"):
+        raise UserError(f"{path} does not end in .mp4: name the video so.")
+    if not ffmpeg_available():
+        raise UserError(NO_FFMPEG)
+
+
 def save_video(path: Path, frames: list[NDArray[np.uint8]], fps: int = 25) -> None:
     """Writes an mp4 that browsers play. The file appears whole or not at all."""
     if not ffmpeg_available():

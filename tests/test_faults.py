@@ -1,0 +1,197 @@
+"""Full disks, damaged logs, absurd sizes, changed settings: a sentence or a repair, and nothing lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import drq
+import runs
+from drq.errors import UserError
+from drq.training import checkpoint as checkpoint_module
+from drq.training import evaluation_service, logs
+from drq.training.loop import Trainer
+from runs import assert_same_run, rows, small
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    drq.train(small(folder), quiet=True)
+    return folder
+
+
+@pytest.fixture
+def halfway(tmp_path: Path, whole: Path) -> Path:
+    """The same run, stopped at agent step 68."""
+    folder = tmp_path / "run"
+    trainer = Trainer(small(folder), quiet=True)
+    original = trainer._save_if_due
+
+    def save_if_due() -> None:
+        trainer.stop.requested = trainer.state.agent_step == 68
+        original()
+
+    trainer._save_if_due = save_if_due  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    return folder
+
+
+FULL = OSError(28, "No space left on device")
+
+
+class FullFile:
+    """A file on a full disk."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def write(self, *args: Any) -> None:
+        raise FULL
+
+    add_scalar = flush = close = mimsave = write
+
+
+def full_csv(patch: pytest.MonkeyPatch) -> None:
+    original = logs.CsvLog.write
+
+    def write(self: logs.CsvLog, row: dict[str, Any]) -> None:
+        if row["agent_step"] >= 60:
+            self._file = FullFile()  # type: ignore[assignment]
+        original(self, row)
+
+    patch.setattr(logs.CsvLog, "write", write)
+
+
+def full_checkpoint(patch: pytest.MonkeyPatch) -> None:
+    original = checkpoint_module.save_file
+
+    def save_file(tensors: Any, path: Path) -> None:
+        if "0000000005" in path.name:
+            raise checkpoint_module.SafetensorError("Error while serializing: I/O error: No space left on device")
+        original(tensors, path)
+
+    patch.setattr(checkpoint_module, "save_file", save_file)
+
+
+@pytest.mark.parametrize("fill", [full_csv, full_checkpoint])
+def test_a_full_disk_ends_a_run_in_order(
+    fill: Callable[[pytest.MonkeyPatch], None], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        fill(patch)
+        with pytest.raises(UserError, match=r"No space left on device.*free some disk space.*checkpoint is intact"):
+            drq.train(small(tmp_path / "run"), quiet=True)
+    drq.train(small(tmp_path / "run"), quiet=True)
+    assert_same_run(whole, tmp_path / "run")
+
+
+def test_a_disk_too_full_for_pictures_does_not_end_a_run(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def save_video(*args: Any) -> None:
+        raise FULL
+
+    monkeypatch.setattr(evaluation_service, "save_video", save_video)
+    monkeypatch.setattr(logs, "_tensorboard", FullFile)
+    drq.train(small(tmp_path / "run", eval=dataclasses.replace(small(tmp_path).eval, video=True)))
+    said = capfd.readouterr().err
+    assert "TensorBoard's files are not written any more" in said
+    assert "could not be written ([Errno 28] No space left on device)" in said
+    assert rows(whole / "eval.csv") == rows(tmp_path / "run" / "eval.csv")
+
+
+def test_settings_that_do_not_change_what_is_learnt_may_change(halfway: Path, whole: Path) -> None:
+    other = dataclasses.replace(small(halfway).eval, every=60, episodes=1)
+    drq.train(small(halfway, checkpoint_every=11, log_every=30, eval=other, steps=120), quiet=True)
+    one, two = runs.state(whole), runs.state(halfway)
+    assert all(one[name].equal(two[name]) for name in one)
+    agent = dataclasses.replace(small(halfway).agent, k=1)
+    with pytest.raises(UserError, match=r"other settings \(agent.k"):
+        drq.train(small(halfway, agent=agent, steps=200), quiet=True)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-5])
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Path], object], str | None]] = {
+    "half a row": ("train.csv", cut, None),
+    "no rows": ("train.csv", lambda file: file.write_text(""), None),
+    "no file": ("eval.csv", Path.unlink, None),
+    "half an evaluation": ("eval.csv", cut, None),
+    "no table": ("eval.csv", lambda file: file.write_bytes(b"\x00\xff\n" * 400), "names of its columns"),
+    "finished too soon": ("finished.json", lambda file: file.write_text('{"steps": 10000000, "seconds": 1}'), None),
+    "finished with nonsense": ("finished.json", lambda file: file.write_text('{"steps": [], "seconds": "x"}'), None),
+    "finished with nothing": ("finished.json", lambda file: file.write_text(""), None),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_logs_are_repaired_or_named(
+    damage: str, halfway: Path, whole: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name, do, refused = DAMAGE[damage]
+    do(halfway / name)
+    if refused:
+        with pytest.raises(UserError, match=refused):
+            drq.train(small(halfway), quiet=True)
+        return
+    drq.train(small(halfway))
+    if name.endswith(".csv"):
+        assert f"{name} is " in (said := capfd.readouterr().err)
+        assert "rows are lost" in said
+    expected = [tuple(row.items()) for row in rows(whole / "eval.csv")]
+    found = [tuple(row.items()) for row in rows(halfway / "eval.csv")]
+    assert set(found) <= set(expected)
+    assert found[-1] == expected[-1]
+    assert json.loads((halfway / "finished.json").read_text())["steps"] == 120
+
+
+ABSURD = {
+    "agent.hidden_dim": 10**9,
+    "env.image_size": 10**6,
+    "agent.k": 10**20,
+    "replay.capacity": 10**15,
+    "steps": 10**20,
+    "seed": -1,
+}
+
+
+@pytest.mark.parametrize("name", ABSURD)
+def test_absurd_sizes_are_refused_also_from_a_folder(name: str, whole: Path, tmp_path: Path) -> None:
+    group, _, field = name.rpartition(".")
+    config = small(tmp_path / "run")
+    part = dataclasses.replace(getattr(config, group) if group else config, **{field: ABSURD[name]})
+    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} is {ABSURD[name]}: set it to"):
+        drq.train(dataclasses.replace(config, **{group: part}) if group else part, quiet=True)
+    stranger = tmp_path / "stranger"
+    shutil.copytree(whole, stranger)
+    described = json.loads((stranger / "config.json").read_text())
+    (described["config"][group] if group else described["config"])[field] = ABSURD[name]
+    (stranger / "config.json").write_text(json.dumps(described))
+    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} is {ABSURD[name]}"):
+        drq.load(stranger)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["eval", "RUN", "--seed", "-1"], "--seed is -1: set it to 0 or more"),
+        (["eval", "RUN", "--video", "x.txt"], "x.txt does not end in .mp4"),
+        (["eval", "/dev/null"], "/dev/null/config.json"),
+        (["report", "RUN", "--format", "csv", "--out", "/dev/full"], "No space left on device"),
+        (["suite", "run", "planet", "--seeds", "99999999999"], "--seeds is 99999999999: set it to 10,000 or less"),
+    ],
+)
+def test_what_a_command_cannot_do_is_one_sentence(args: list[str], said: str, whole: Path, tmp_path: Path) -> None:
+    done = runs.drq(*[str(whole) if arg == "RUN" else arg for arg in args], cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
