@@ -1,6 +1,6 @@
 # Needs Python 3.11 or newer, pip and make. Another Python: make test PYTHON=python3.12
 .DEFAULT_GOAL := help
-.PHONY: help demo test install lint format clean
+.PHONY: help demo test drills install lint format clean
 
 # A .venv that works keeps its Python, unless another is asked for.
 ifndef PYTHON
@@ -30,6 +30,10 @@ test:  ## Lint, type check and all tests
 	$(BIN)/python -m ruff check $(CODE)
 	$(BIN)/python -m mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -rs
+
+drills:  ## Break small runs in every way that docs/reliability.md lists, and count what was lost: up to an hour
+	$(call install,dev atari)
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/drills.py
 
 install:  ## Only install, for development: .venv with the extras dev and atari
 	$(call install,dev atari)

@@ -42,13 +42,18 @@ RECENT_BYTES = 16_384
 
 def write_atomically(path: Path, text: str) -> None:
     """Replaces a file as a whole: a reader, or a crash, sees the old text or the new."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished = unfinished_name(path)
     refuse_link(unfinished)
     with open(unfinished, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     os.replace(unfinished, path)
+
+
+def unfinished_name(path: Path) -> Path:
+    """What a file is called until it is whole."""
+    return path.with_name(f".{path.name}.unfinished")
 
 
 def refuse_link(*paths: Path) -> None:
@@ -132,8 +137,12 @@ class RunFolder:
         self.refuse_links()
         if self.config_file.exists():
             self._check_same(config)
-        elif self.path.exists() and (not self.path.is_dir() or set(self.path.iterdir()) - {self.lock_file}):
+        elif self.path.exists() and (not self.path.is_dir() or self._beginnings_apart()):
             raise UserError(f"{self.path} has something in it and is no run folder: choose another --dir.")
+
+    def _beginnings_apart(self) -> set[Path]:
+        """What is in the folder, but for what a run leaves that is killed before it has described itself."""
+        return set(self.path.iterdir()) - {self.lock_file, unfinished_name(self.config_file)}
 
     def make(self) -> None:
         try:

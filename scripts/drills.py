@@ -1,0 +1,380 @@
+"""Fault drills: `make drills`. Breaks small runs in every way that docs/reliability.md lists, and counts what was lost.
+
+    python scripts/drills.py [--quick] [--only NAME] [--seed N]
+
+Runs are processes forked from this one, so that a hundred of them take minutes. Nothing may be lost: a run that went on
+ends with the bits of one that was left alone, and anything else is refused in one sentence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+sys.path.insert(0, str(TESTS))
+
+import drq  # noqa: E402
+from drq import cli  # noqa: E402
+from drq.errors import UserError  # noqa: E402
+from drq.training.checkpoint import Description  # noqa: E402
+from drq.training.folder import RunFolder  # noqa: E402
+from drq.training.loop import Trainer  # noqa: E402
+from runs import assert_same_run, small, state  # noqa: E402
+
+REFUSED = 2
+"""Exit code of a run that was refused in a sentence."""
+
+
+@dataclass
+class Outcome:
+    """What came of a drill."""
+
+    tried: int = 0
+    refused: int = 0
+    """Of those, how often a sentence was the answer."""
+    lost: list[str] = field(default_factory=list)
+    """Results that differ, tracebacks, what was let in."""
+
+
+def forked(work: Callable[[], object]) -> int:
+    """Begins work in a process of its own; its exit code is 0, or 2 for a sentence, or 1 for a traceback."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        torch.set_num_threads(1)
+        work()
+        code = 0
+    except UserError as error:
+        code = REFUSED if "\n" not in str(error) else 1
+    except BaseException:
+        traceback.print_exc(file=sys.__stderr__)
+    finally:
+        os._exit(code)
+
+
+def ended(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def train(folder: Path) -> int:
+    return ended(forked(lambda: drq.train(small(folder), quiet=True)))
+
+
+def same_as(whole: Path, folder: Path, outcome: Outcome, what: str) -> None:
+    try:
+        assert_same_run(whole, folder)
+    except (AssertionError, OSError) as error:
+        outcome.lost.append(f"{what}: {error}")
+
+
+def kills_at_random(whole: Path, work: Path, count: int, chance: random.Random) -> Outcome:
+    """SIGKILL at random moments of a run, again and again."""
+    outcome = Outcome()
+    folder = work / "killed"
+    while outcome.tried < count:
+        child = forked(lambda: drq.train(small(folder), quiet=True))
+        time.sleep(chance.uniform(0.0, 2.0))
+        os.kill(child, signal.SIGKILL)
+        if ended(child) == 0:  # it was over before
+            same_as(whole, folder, outcome, f"after {outcome.tried} kills")
+            shutil.rmtree(folder)
+            continue
+        outcome.tried += 1
+    if train(folder) != 0:
+        outcome.lost.append("the run does not go on")
+    else:
+        same_as(whole, folder, outcome, "after the last kill")
+    return outcome
+
+
+def kills_at_writes(whole: Path, work: Path, count: int, chance: random.Random) -> Outcome:
+    """SIGKILL at the first, second, ... time that a file is synced to the disk or moved to its place."""
+    outcome = Outcome()
+    for number in range(1, count + 1):
+        folder = work / f"write-{number}"
+
+        def killed(number: int = number, folder: Path = folder) -> None:
+            calls = [0]
+
+            def deadly(original: Callable[..., Any]) -> Callable[..., Any]:
+                def call(*args: Any, **kwargs: Any) -> Any:
+                    calls[0] += 1
+                    if calls[0] == number:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return original(*args, **kwargs)
+
+                return call
+
+            os.replace, os.fsync = deadly(os.replace), deadly(os.fsync)
+            drq.train(small(folder), quiet=True)
+
+        if ended(forked(killed)) == 0:
+            break  # there are no more writes
+        outcome.tried += 1
+        if train(folder) != 0:
+            outcome.lost.append(f"write {number}: the run does not go on")
+        else:
+            same_as(whole, folder, outcome, f"write {number}")
+        shutil.rmtree(folder)
+    return outcome
+
+
+def damage(file: Path, chance: random.Random) -> str:
+    content = bytearray(file.read_bytes())
+    how = chance.choice(["flip", "flip", "flip", "cut", "empty", "noise", "gone"])
+    if how == "flip" and content:
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    elif how == "cut":
+        del content[chance.randrange(len(content) + 1) :]
+    elif how == "empty":
+        content.clear()
+    elif how == "noise":
+        content = bytearray(chance.randbytes(len(content)))
+    file.unlink()
+    if how != "gone":
+        file.write_bytes(content)
+    return f"{how} {file.name}"
+
+
+def damaged_files(whole: Path, work: Path, count: int, chance: random.Random) -> Outcome:
+    """A file of a run that was stopped half-way is flipped, cut, emptied, exchanged or deleted; then it goes on."""
+    outcome = Outcome()
+    halfway = work / "halfway"
+
+    def stop_at(trainer: Trainer) -> None:
+        original = trainer._save_if_due
+
+        def save_if_due() -> None:
+            trainer.stop.requested = trainer.state.agent_step == 68
+            original()
+
+        trainer._save_if_due = save_if_due  # type: ignore[method-assign]
+        trainer.run()
+
+    def stopped() -> None:
+        with suppress(KeyboardInterrupt):
+            stop_at(Trainer(small(halfway), quiet=True))
+
+    ended(forked(stopped))
+    names = [file.relative_to(halfway) for file in sorted(halfway.rglob("*")) if file.is_file()]
+    names = [name for name in names if name.parts[0] != "tensorboard" and name.name != ".lock"]
+    for number in range(count):
+        folder = work / f"damaged-{number}"
+        shutil.copytree(halfway, folder)
+        what = damage(folder / names[number % len(names)], chance)
+        code = train(folder)
+        outcome.tried += 1
+        outcome.refused += code == REFUSED
+        if code not in (0, REFUSED):
+            outcome.lost.append(f"{what}: a traceback")
+        elif code == 0:
+            one, other = state(whole), state(folder)
+            if one.keys() != other.keys() or not all(one[name].equal(other[name]) for name in one):
+                outcome.lost.append(f"{what}: another result")
+        shutil.rmtree(folder)
+    return outcome
+
+
+WORDS = ["eval", "report", "suite", "status", "run", "tasks", "train", "toy/reach", "--dir", "--seed", "--agent.k"]
+SUITE = {"tasks": ["toy/reach"], "seeds": 2, "steps": 100, "settings": [{"label": "a", "agent.k": 1}], "preset": "cpu"}
+
+
+def mutated_inputs(whole: Path, work: Path, count: int, chance: random.Random) -> Outcome:
+    """Command lines, suites, JSONs and CSVs with parts exchanged by anything: no traceback."""
+    import hypothesis
+    from hypothesis import strategies as some
+
+    from drq.suites.file import read_suite
+    from drq.training import loop
+
+    outcome = Outcome()
+    plain = some.recursive(
+        some.none() | some.booleans() | some.integers() | some.floats() | some.text(),
+        lambda inner: some.lists(inner, max_size=3) | some.dictionaries(some.text(), inner, max_size=3),
+        max_leaves=5,
+    )
+    folder = work / "mutated"
+    shutil.copytree(whole, folder)
+    jsons = {name: json.loads((folder / name).read_text()) for name in ("config.json", "finished.json")}
+    latest = json.loads((folder / "checkpoint" / "latest.json").read_text())
+    csv = (folder / "eval.csv").read_bytes()
+
+    def paths(value: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        return [prefix, *(path for key, each in inner for path in paths(each, (*prefix, key)))]
+
+    def exchanged(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+        if not path:
+            return new
+        copy = value.copy()
+        copy[path[0]] = exchanged(value[path[0]], path[1:], new)
+        return copy
+
+    def read_folder(name: str, value: Any) -> None:
+        (folder / name).write_text(json.dumps(value))
+        run = RunFolder(folder)
+        for read in (lambda: run.config, lambda: run.spec, lambda: run.finished, run.evaluations):
+            tolerate(read)
+        (folder / name).write_text(json.dumps(jsons[name]))
+
+    def tolerate(read: Callable[[], object]) -> None:
+        try:
+            read()
+        except UserError as error:
+            outcome.refused += 1
+            if "\n" in str(error):
+                outcome.lost.append(f"more than a sentence: {error}")
+        except SystemExit:
+            outcome.refused += 1
+
+    def read_latest(value: Any) -> None:
+        try:
+            Description.from_text(json.dumps(value))
+        except drq.training.checkpoint.DAMAGE:
+            outcome.refused += 1
+
+    def read_csv(content: bytes) -> None:
+        (folder / "eval.csv").write_bytes(content)
+        tolerate(RunFolder(folder).evaluations)
+
+    def read_toml(value: Any, noise: str) -> None:
+        lines = [f"{key} = {json.dumps(part)}" for key, part in value.items()] if isinstance(value, dict) else []
+        (work / "suite.toml").write_text("\n".join(lines).replace('{"label": ', "{label=").replace('": ', '"=') + noise)
+        tolerate(lambda: read_suite(work / "suite.toml"))
+
+    def command(words: list[str]) -> None:
+        with mock.patch.object(loop, "train", lambda config: Trainer(config, quiet=True)):  # all but the training
+            tolerate(lambda: cli.main(words))
+
+    words = some.lists(some.sampled_from(WORDS) | some.text(max_size=8), min_size=1, max_size=6)
+    drills: dict[str, Any] = {
+        "config": (
+            some.sampled_from(paths(jsons["config.json"])),
+            lambda at, new: read_folder("config.json", exchanged(jsons["config.json"], at, new)),
+        ),
+        "finished": (
+            some.sampled_from(paths(jsons["finished.json"])),
+            lambda at, new: read_folder("finished.json", exchanged(jsons["finished.json"], at, new)),
+        ),
+        "latest": (some.sampled_from(paths(latest)), lambda at, new: read_latest(exchanged(latest, at, new))),
+        "suite": (some.sampled_from(paths(SUITE)), lambda at, new: read_toml(exchanged(SUITE, at, new), "")),
+        "csv": (some.binary(max_size=60), lambda noise, new: read_csv(csv[: len(noise) * 3] + noise)),
+        "command": (words, lambda each, new: command(each)),
+    }
+    def mutation(strategy: Any, drill: Callable[[Any, Any], None]) -> Callable[[], None]:
+        @hypothesis.settings(
+            max_examples=count // len(drills) + 1,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        @hypothesis.seed(chance.randrange(2**32))
+        @hypothesis.given(strategy, plain)
+        def mutate(at: Any, new: Any) -> None:
+            outcome.tried += 1
+            said = sys.stdout, sys.stderr
+            with open(os.devnull, "w") as nowhere:
+                sys.stdout = sys.stderr = nowhere
+                try:
+                    drill(at, new)
+                finally:
+                    sys.stdout, sys.stderr = said
+
+        return mutate  # type: ignore[no-any-return]
+
+    before = os.getcwd()
+    os.chdir(work)
+    try:
+        for name, (strategy, drill) in drills.items():
+            try:
+                mutation(strategy, drill)()
+            except Exception as error:
+                outcome.lost.append(f"{name}: {type(error).__name__}: {error} {getattr(error, '__notes__', '')}")
+    finally:
+        os.chdir(before)
+    return outcome
+
+
+def by_tests(*arguments: str) -> Callable[[Path, Path, int, random.Random], Outcome]:
+    """Drills that are tests as well."""
+
+    def run(whole: Path, work: Path, count: int, chance: random.Random) -> Outcome:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+        done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True)
+        dots = "".join(re.findall(r"^[.FEsx]+", done.stdout, re.MULTILINE))
+        failed = re.findall(r"^FAILED (.*)", done.stdout, re.MULTILINE)
+        return Outcome(dots.count(".") + dots.count("F") + dots.count("E"), 0, failed)
+
+    return run
+
+
+DRILLS: dict[str, tuple[str, Callable[[Path, Path, int, random.Random], Outcome], int]] = {
+    "kills": ("SIGKILL at random moments", kills_at_random, 50),
+    "writes": ("SIGKILL at every write", kills_at_writes, 60),
+    "damage": ("damaged files", damaged_files, 200),
+    "mutations": ("mutated command lines, suites, CSVs, JSONs", mutated_inputs, 1200),
+    "environments": ("misbehaving environments, NaN weights", by_tests("test_misbehaving.py"), 0),
+    "strangers": (
+        "hostile folders, links",
+        by_tests(
+            "test_strangers.py",
+            "test_resume.py",
+            "-k",
+            "test_a_run_folder or test_the_module or test_a_suite_file or links or past_the_limits",
+        ),
+        0,
+    ),
+    "races": ("two processes on one folder", by_tests("test_lock.py"), 0),
+    "disks": ("full disks, damaged logs, absurd sizes", by_tests("test_faults.py"), 0),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a tenth of each")
+    parser.add_argument("--only", choices=DRILLS, action="append")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    lost = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        work = Path(scratch)
+        whole = work / "whole"
+        train(whole)
+        print(f"| {'drill':44} | tried | refused | lost | seconds |\n|---|---|---|---|---|", flush=True)
+        for name in options.only or DRILLS:
+            title, drill, count = DRILLS[name]
+            began = time.monotonic()
+            outcome = drill(whole, work, max(count // 10, 1) if options.quick else count, random.Random(options.seed))
+            took = time.monotonic() - began
+            print(f"| {title:44} | {outcome.tried:5} | {outcome.refused:7} | {len(outcome.lost):4} | {took:7.0f} |")
+            for line in outcome.lost:
+                print(f"    lost: {line}")
+            sys.stdout.flush()
+            lost += len(outcome.lost)
+    return 1 if lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""The drills of `make drills`, a few of each: they break what they say, and nothing is lost."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+import drills
+import drq
+from runs import small
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    assert drills.train(folder) == 0
+    return folder
+
+
+@pytest.mark.parametrize(("name", "count"), [("kills", 2), ("writes", 2), ("damage", 4), ("mutations", 60)])
+def test_nothing_is_lost(name: str, count: int, whole: Path, tmp_path: Path) -> None:
+    outcome = drills.DRILLS[name][1](whole, tmp_path, count, random.Random(1))
+    assert outcome.tried >= count
+    assert outcome.lost == []
+
+
+def test_a_loss_is_noticed(whole: Path, tmp_path: Path) -> None:
+    drq.train(small(tmp_path / "other", seed=2), quiet=True)
+    outcome = drills.Outcome()
+    drills.same_as(whole, tmp_path / "other", outcome, "another seed")
+    assert len(outcome.lost) == 1
