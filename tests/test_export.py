@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +98,15 @@ def test_a_folders_modules_are_not_imported(lamp: Path, monkeypatch: pytest.Monk
     with pytest.raises(drq.UserError, match="nothing is run that you do not name: if you trust it, add --import"):
         drq.evaluate(lamp, episodes=1)
     assert "own_env" not in sys.modules
+
+
+def test_a_wrapper_that_a_folder_names_is_not_imported(lamp: Path, tmp_path: Path) -> None:
+    plain = json.loads((lamp / "config.json").read_text())
+    plain["config"]["env"]["wrap"] = ["not_ours:Wrapper"]
+    shutil.copytree(lamp, tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_text(json.dumps(plain))
+    with pytest.raises(drq.UserError, match=r"needs not_ours:Wrapper .* add --import not_ours"):
+        drq.evaluate(tmp_path / "run", episodes=1, imports=[OWN_ENV])
 
 
 def test_actions_are_in_the_environments_own_range(lamp: Path, tmp_path: Path) -> None:
