@@ -1,6 +1,6 @@
 """Fault drills: `make drills`. Breaks small runs in every way that docs/reliability.md lists, and counts what was lost.
 
-    python scripts/drills.py [--quick] [--only NAME] [--seed N]
+    python scripts/drills.py [--quick] [--only NAME] [--seed N] [--cost]
 
 Runs are processes forked from this one, so that a hundred of them take minutes. Nothing may be lost: a run that went on
 ends with the bits of one that was left alone, and anything else is refused in one sentence.
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
@@ -34,10 +35,15 @@ sys.path.insert(0, str(TESTS))
 
 import drq  # noqa: E402
 from drq import cli  # noqa: E402
+from drq.engine import EngineSettings  # noqa: E402
+from drq.envs import EnvSpec  # noqa: E402
 from drq.errors import UserError  # noqa: E402
-from drq.training.checkpoint import Description  # noqa: E402
+from drq.presets import preset  # noqa: E402
+from drq.training.checkpoint import Checkpoints, Description  # noqa: E402
+from drq.training.components import make_learner  # noqa: E402
 from drq.training.folder import RunFolder  # noqa: E402
 from drq.training.loop import Trainer  # noqa: E402
+from drq.training.state import RunState  # noqa: E402
 from runs import assert_same_run, small, state  # noqa: E402
 
 REFUSED = 2
@@ -351,15 +357,47 @@ DRILLS: dict[str, tuple[str, Callable[[Path, Path, int, random.Random], Outcome]
 }
 
 
+def checkpoint_cost(work: Path) -> None:
+    """What 1,000 new transitions cost a checkpoint, by how many the replay holds: 84x84x3, the paper's networks."""
+    spec = EnvSpec("toy/reach", (3, 84, 84), 3, "continuous", 2, 1, 1000)
+    config = preset("planet", "toy/reach")
+    engine = EngineSettings.resolve(config.engine, torch.device("cpu"), config.agent, 0)
+    learner = make_learner(config, spec, engine, 100_000)
+    frames = np.random.default_rng(0).integers(0, 256, (64, 3, 84, 84), dtype=np.uint8)
+    checkpoints = Checkpoints(work / "cost")
+    learner.replay.begin(frames[0])
+    print("| transitions | new | snapshot, training waits | written beside training |\n|---|---|---|---|")
+    for number in range(1, 100_001):
+        learner.replay.add(np.zeros(2, np.float32), 0.0, 1.0, number % 1000 == 0, frames[number % 64])
+        if number % 1000 == 0:
+            learner.replay.begin(frames[0])
+        if number in (1000, 9000, 10_000, 99_000, 100_000):
+            began = time.perf_counter()
+            checkpoints.save(learner, RunState(agent_step=number, episode=number // 1000))
+            taken = time.perf_counter() - began
+            checkpoints.wait()
+            written = time.perf_counter() - began
+            described = Description.from_text((work / "cost" / "latest.json").read_text())
+            new = [work / "cost" / name for name in (described.state, described.segments[-1].file)]
+            if number in (1000, 10_000, 100_000):
+                size = sum(file.stat().st_size for file in new) / 1e6
+                print(f"| {number:,} | {size:.0f} MB | {taken:.2f} s | {written:.2f} s |", flush=True)
+    checkpoints.close()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a tenth of each")
     parser.add_argument("--only", choices=DRILLS, action="append")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cost", action="store_true", help="measure what checkpoints cost instead")
     options = parser.parse_args()
     lost = 0
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
+        if options.cost:
+            checkpoint_cost(work)
+            return 0
         whole = work / "whole"
         train(whole)
         print(f"| {'drill':44} | tried | refused | lost | seconds |\n|---|---|---|---|---|", flush=True)

@@ -14,6 +14,7 @@ import pytest
 import drq
 import runs
 from drq.errors import UserError
+from drq.launch import suite_status
 from drq.training import checkpoint as checkpoint_module
 from drq.training import evaluation_service, logs
 from drq.training.loop import Trainer
@@ -195,3 +196,23 @@ def test_what_a_command_cannot_do_is_one_sentence(args: list[str], said: str, wh
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "7",
+        '{"format": 1}',
+        '{"format": 1, "name": 3, "shows": "", "preset": "cpu", "settings": {}, "runs": []}',
+        '{"format": 1, "name": "a", "shows": "", "preset": "cpu", "settings": [], "runs": []}',
+        '{"format": 1, "name": "a", "shows": "", "preset": "cpu", "settings": {}, "runs": [{"task": "toy/reach", '
+        '"label": "a", "seed": "../..", "steps": 5}]}',
+        '{"format": 1, "name": "a", "shows": "", "preset": "cpu", "settings": {}, "runs": [7]}',
+    ],
+)
+def test_a_damaged_suite_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "suite.json").write_text(text)
+    with pytest.raises(UserError, match=r"suite.json is damaged .* restore it"):
+        suite_status(tmp_path)

@@ -39,6 +39,15 @@ class SuiteRecord:
         settings = {setting.label: dict(setting.overrides) for setting in suite.settings}
         return SuiteRecord(suite.name, suite.shows, suite.preset, settings, tuple(suite.runs()))
 
+    def check(self) -> None:
+        """ValueError for values of other types than we write."""
+        texts = [self.name, self.shows, self.preset, *(text for run in self.runs for text in (run.task, run.label))]
+        counts = [count for run in self.runs for count in (run.seed, run.steps)]
+        if not all(isinstance(text, str) for text in texts) or not all(type(count) is int for count in counts):
+            raise ValueError("a name in it is no text, or a count no whole number")
+        if not isinstance(self.settings, dict) or not all(isinstance(each, dict) for each in self.settings.values()):
+            raise ValueError("its settings are no table")
+
 
 class SuiteFolder:
     """One suite on disk."""
@@ -59,12 +68,14 @@ class SuiteFolder:
                     "use the version that wrote it."
                 )
             del plain["format"]
-            return SuiteRecord(**{**plain, "runs": tuple(Run(**run) for run in plain["runs"])})
+            record = SuiteRecord(**{**plain, "runs": tuple(Run(**run) for run in plain["runs"])})
+            record.check()
+            return record
         except FileNotFoundError:
             raise UserError(
                 f"{self.path} holds no suite (it has no suite.json): name the --dir of a `drq suite run`."
             ) from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"{self.file} is damaged ({error}): restore it, or choose another --dir.") from None
 
     def joined(self, suite: Suite) -> SuiteRecord:
