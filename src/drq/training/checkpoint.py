@@ -189,6 +189,10 @@ class Checkpoints:
         for agent_step, weights in run.pending.items():
             state |= {f"evaluation.{agent_step}.{name}": value for name, value in weights.items()}
         before, replay = self._kept[-1] if self._kept else None, learner.replay
+        # Of two checkpoints of one agent step, as before and after the last evaluation, only one is kept: they share
+        # their newest files, and so any damage to these.
+        older = [kept for kept in self._kept if kept.agent_step < run.agent_step]
+        generation_before = older[-1] if older else before
         segments = before.segments if before else []
         serial = before.serial + 1 if before else 1
         last = segments[-1].marks if segments else [(0, 0) for _ in replay.streams]
@@ -219,10 +223,10 @@ class Checkpoints:
             ]
             state_sha256 = _save_durably(state, self.folder / described.state)
             new = replace(described, segments=written, state_sha256=state_sha256)
-            if before is not None:
-                write_atomically(self._previous, before.to_text())
+            if generation_before is not None:
+                write_atomically(self._previous, generation_before.to_text())
             write_atomically(self._latest, new.to_text())
-            self._keep([before, new] if before else [new])
+            self._keep([generation_before, new] if generation_before else [new])
 
         self._writing = self._writer.submit(write)
         self.newest = run.agent_step
