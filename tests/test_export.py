@@ -105,7 +105,7 @@ def test_a_wrapper_that_a_folder_names_is_not_imported(lamp: Path, tmp_path: Pat
     plain["config"]["env"]["wrap"] = ["not_ours:Wrapper"]
     shutil.copytree(lamp, tmp_path / "run")
     (tmp_path / "run" / "config.json").write_text(json.dumps(plain))
-    with pytest.raises(drq.UserError, match=r"needs not_ours:Wrapper .* add --import not_ours"):
+    with pytest.raises(drq.UserError, match=r"code of the module not_ours, .* add --import not_ours"):
         drq.evaluate(tmp_path / "run", episodes=1, imports=[OWN_ENV])
 
 

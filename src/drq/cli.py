@@ -52,11 +52,14 @@ def train_command(args: list[str]) -> None:
     from drq import presets
     from drq.agents import AGENTS
     from drq.config import TrainConfig
-    from drq.settings import flat
+    from drq.settings import flat, modules_of, refuse_unnamed_modules
     from drq.training.loop import train
 
     file, args = _take_option(args, "--config")
     settings = presets.settings_in(Path(file)) if file else {}
+    if settings:  # the file may be a stranger's
+        asked = modules_of(str(settings.get("task", "")), flat(settings))
+        refuse_unnamed_modules(asked, _values(args, "--import", "--imports"), file)
     task, args = _task(args, settings.get("task"))
     preset_name, args = _take_option(args, "--preset")
     agent_name, args = _take_option(args, "--agent")

@@ -16,7 +16,7 @@ from drq import envs
 from drq.agents import Agent
 from drq.config import EngineConfig, TrainConfig
 from drq.engine import Actor, EngineSettings, choose_device
-from drq.envs import EnvSpec, family_of, split_task
+from drq.envs import EnvSpec, family_of
 from drq.envs.episode import ActionRange
 from drq.envs.pictures import frame_of
 from drq.errors import UserError
@@ -189,16 +189,6 @@ def read_policy(
     return dataclasses.replace(config, imports=tuple(imports)), spec, load_into
 
 
-def _refuse_unnamed_modules(config: TrainConfig) -> None:
-    """A folder or a file may be a stranger's: of the modules that its environment asks for only those are imported that
-    the user named."""
-    named = {Path(name).stem if name.endswith(".py") else name for name in config.imports}
-    for reference in (split_task(config.task)[1], *config.env.wrap):
-        module = reference.rpartition(":")[0]
-        if module and module not in named:
-            raise UserError(f"The environment needs {reference} of the module {module}: add --import {module}.")
-
-
 def wrap(
     env: gymnasium.Env[Any, Any], policy: TrainedPolicy, *, action_repeat: int | None = None
 ) -> gymnasium.Env[Any, Any]:
@@ -244,7 +234,6 @@ def evaluate(
     show = open_window() if render == "human" else None
     policy = TrainedPolicy(*read_policy(path, imports, plays=True), stochastic=stochastic)
     config = policy.config
-    _refuse_unnamed_modules(config)
     evaluator = make_evaluator(config, policy.agent, policy.engine, parallel=1 if show else None)
     try:
         played = evaluator.evaluate(
