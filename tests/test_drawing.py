@@ -12,7 +12,7 @@ import torch
 
 from drq import envs, train
 from drq.config import EngineConfig, EnvConfig, EvalConfig, ReplayConfig, SACConfig, TrainConfig
-from drq.engine import Actor, DrawnStack, EngineSettings, FastBackend, KernelError
+from drq.engine import DrawnStack, EngineSettings, FastBackend, HostActor, KernelError
 from drq.engine.kernels import runtime
 from drq.envs.raycast import Scene, compiler
 from drq.presets import preset
@@ -150,7 +150,7 @@ def test_acting_on_a_gpu_reads_either(graphs: Any) -> None:
     noise = agent.evaluation(1, torch.Generator())
     for seed in range(3):
         images = np.random.default_rng(seed).integers(0, 256, (1, *env.spec.observation_shape), dtype=np.uint8)
-        host, device = Actor(agent, engine), Actor(agent, engine)
+        host, device = HostActor(agent, engine), HostActor(agent, engine)
         for shift in range(3):
             pictures = np.roll(images, shift)
             np.testing.assert_array_equal(

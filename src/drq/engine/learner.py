@@ -19,7 +19,7 @@ from drq.envs.protocol import Action, EnvSpec
 from drq.replay import Replay
 
 
-class Actor:
+class HostActor:
     """Turns observations into actions on the host."""
 
     def __init__(self, agent: Agent, engine: EngineSettings) -> None:
@@ -108,7 +108,7 @@ class Learner:
         self.generator = torch.Generator(backend.device).manual_seed(seed)
         """Draws everything of the updates."""
         self.acting_generator = torch.Generator().manual_seed(seed + 1)
-        self.actor = Actor(agent, backend.settings)
+        self.actor = HostActor(agent, backend.settings)
         self._graphs: dict[Hashable, Captured[Metrics]] = {}
         self._metrics: Metrics = {}
         backend.prepare(agent, replay)

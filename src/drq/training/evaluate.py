@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drq.agents.protocol import Agent
-from drq.engine import Actor, EngineSettings, to_action
+from drq.engine import EngineSettings, HostActor, to_action
 from drq.envs.group import EnvironmentGroup
 from drq.envs.protocol import EnvSpec, Frame
 from drq.training.seeds import Purpose, seed_for
@@ -135,7 +135,7 @@ class Evaluator:
         """Asked before every step of an evaluation."""
         self._group: EnvironmentGroup | None = None
         self._slots = 0
-        self._actor: Actor | None = None
+        self._actor: HostActor | None = None
 
     def prepare(self, *, episodes: int, min_agent_steps: int) -> None:
         """Makes the environments that such an evaluation needs."""
@@ -160,7 +160,7 @@ class Evaluator:
         width = self._width(episodes, min_agent_steps)
         group = self._group_of(width)
         spec = group.spec
-        self._actor = self._actor or Actor(self.agent, self.engine)
+        self._actor = self._actor or HostActor(self.agent, self.engine)
         observations = blank_observations(spec, width)
         stacks = [FrameStack(spec, memory) for memory in observations]
         numbered = NumberedEpisodes(seed, episodes, min_agent_steps)

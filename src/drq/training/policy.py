@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from drq import envs
 from drq.agents import Agent
 from drq.config import EngineConfig, TrainConfig
-from drq.engine import Actor, EngineSettings, choose_device
+from drq.engine import EngineSettings, HostActor, choose_device
 from drq.envs import EnvSpec, family_of
 from drq.envs.episode import ActionRange
 from drq.envs.pictures import frame_of
@@ -57,7 +57,7 @@ class TrainedPolicy:
         acting = dataclasses.replace(config, agent=dataclasses.replace(config.agent, augmentation="none"))
         self.agent = make_acting_agent(acting, spec, self.engine)
         self.agent_step = load_into(self.agent)
-        self._actor = Actor(self.agent, self.engine)
+        self._actor = HostActor(self.agent, self.engine)
         self._generator = torch.Generator().manual_seed(0)
         self._own_action = own_actions(spec)
         self._observations = blank_observations(spec, 0)
