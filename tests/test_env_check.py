@@ -60,7 +60,7 @@ class Faulty(gymnasium.Env[Any, Any]):
         self.steps = 0
         self.level = int(self.np_random.integers(100))
         if self.fault == "unseeded":
-            self.level = int(np.random.default_rng().integers(10**9)) % 251
+            self.level = int(np.random.default_rng().integers(10**9)) % 200
         return self.seen(), {}
 
     def seen(self) -> Any:

@@ -76,16 +76,16 @@ def test_tensorboard_gets_what_the_csvs_get(tmp_path: Path) -> None:
 
 def test_a_log_is_cut_back_to_where_a_checkpoint_found_it(tmp_path: Path) -> None:
     log = CsvLog(tmp_path / "log.csv", 0)
-    log.write({"a": 1, "b": 2})
+    log.write({"env_step": 1, "b": 2})
     size = log.size
-    log.write({"a": 3, "b": 4})
+    log.write({"env_step": 3, "b": 4})
     log.close()
     with open(tmp_path / "log.csv", "a") as file:
         file.write("5,")  # a row that a crash cut short
     again = CsvLog(tmp_path / "log.csv", size)
-    again.write({"b": 6, "a": 5})
+    again.write({"b": 6, "env_step": 5})
     again.close()
-    assert (tmp_path / "log.csv").read_text().split() == ["a,b", "1,2", "5,6"]
+    assert (tmp_path / "log.csv").read_text().split() == ["env_step,b", "1,2", "5,6"]
 
 
 def test_without_ffmpeg_a_run_does_without_videos(

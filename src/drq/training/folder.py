@@ -267,11 +267,6 @@ class RunFolder:
         return self.finished.steps if self.finished else None
 
     @property
-    def config_steps(self) -> int:
-        """The budget that config.json names; 0 where there is none."""
-        return self.config.steps if self.config_file.exists() else 0
-
-    @property
     def error(self) -> str | None:
         """Why the run failed, if it did: the last line of what it said, which in a traceback names the problem."""
         if self.error_file.is_symlink():

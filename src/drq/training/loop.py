@@ -124,7 +124,8 @@ class Trainer:
         finished = self.folder.finished_steps
         evaluations = self.folder.evaluations()
         # One without evaluations, or with more steps than were ever asked for, is damaged: the checkpoint knows better.
-        whole = evaluations and finished is not None and finished <= self.folder.config_steps
+        asked = self.folder.config_like(self.config.agent).steps if self.folder.config_file.exists() else 0
+        whole = evaluations and finished is not None and finished <= asked
         if finished is not None and finished >= self.config.steps and whole:
             result = TrainResult(self.folder.path, evaluations)
             self.progress.say(
