@@ -76,7 +76,7 @@ def state(task: str) -> TrainConfig:
             hidden_dim=1024,  # sac.yaml: hidden_dim; its hidden_depth of 2 is what every SAC here has
             seed_steps=5000,  # train.yaml: num_seed_steps
         ),
-        env=EnvConfig(observation="state", frame_stack=1, action_repeat=1),  # issue 14: no action repeat
+        env=EnvConfig(observation="state", frame_stack=1, action_repeat=1),  # drq issue 14: no action repeat
         replay=ReplayConfig(capacity=None),  # train.yaml: replay_buffer_capacity is num_train_steps
     )
 
