@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from drq import regularize
 from drq.agents.exploration import EpsilonGreedy
 from drq.agents.protocol import Metrics, Returns, UpdateResult
-from drq.augment import Augmentation, parse
+from drq.augment import parse
 from drq.backend import Backend, Views
 from drq.config import DQNConfig
 from drq.envs.protocol import EnvSpec
@@ -67,7 +67,6 @@ class DQN:
         spec: EnvSpec,
         config: DQNConfig,
         backend: Backend | None = None,
-        augmentation: Augmentation | None = None,
     ) -> None:
         self.config = config
         self.batch_size = config.batch_size
@@ -75,14 +74,8 @@ class DQN:
         self.image_size = (spec.frame_shape[1], spec.frame_shape[2]) if spec.pixels else (0, 0)
         self.epsilon = EpsilonGreedy(config, spec.action_size)
         self.exploration, self.evaluation = self.epsilon.exploration, self.epsilon.evaluation
-        self.f = backend.augmentation(
-            augmentation
-            or parse(
-                config.augmentation if spec.pixels else "none",
-                pad=config.pad,
-                intensity_scale=config.intensity_scale,
-            )
-        )
+        name = config.augmentation if spec.pixels else "none"
+        self.f = backend.augmentation(parse(name, pad=config.pad, intensity_scale=config.intensity_scale))
         encoder = make_encoder(config.encoder, spec.observation_shape, backend)
         self.online = QNetwork(backend, encoder, spec.action_size, config).to(backend.device)
         # Copied after every update, the target network is the online network at every update: one will do.

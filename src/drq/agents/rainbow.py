@@ -18,7 +18,7 @@ from drq import regularize
 from drq.agents.exploration import EpsilonGreedy
 from drq.agents.protocol import Metrics, Returns, UpdateResult
 from drq.agents.schedules import Resets, exponentially, forget, shrink_and_perturb
-from drq.augment import Augmentation, parse
+from drq.augment import parse
 from drq.backend import Backend, Views
 from drq.config import RainbowConfig
 from drq.envs.protocol import EnvSpec
@@ -88,7 +88,6 @@ class Rainbow:
         spec: EnvSpec,
         config: RainbowConfig,
         backend: Backend | None = None,
-        augmentation: Augmentation | None = None,
     ) -> None:
         self.config = config
         self.batch_size = config.batch_size
@@ -96,14 +95,8 @@ class Rainbow:
         self.image_size = (spec.frame_shape[1], spec.frame_shape[2]) if spec.pixels else (0, 0)
         self.epsilon = EpsilonGreedy(config, spec.action_size)
         self.exploration, self.evaluation = self.epsilon.exploration, self.epsilon.evaluation
-        self.f = backend.augmentation(
-            augmentation
-            or parse(
-                config.augmentation if spec.pixels else "none",
-                pad=config.pad,
-                intensity_scale=config.intensity_scale,
-            )
-        )
+        name = config.augmentation if spec.pixels else "none"
+        self.f = backend.augmentation(parse(name, pad=config.pad, intensity_scale=config.intensity_scale))
         encoder = make_encoder(config.encoder, spec.observation_shape, backend, config.encoder_width)
         self.online = DistributionalNetwork(backend, encoder, spec.action_size, config).to(backend.device)
         self.target = copy.deepcopy(self.online).requires_grad_(False)

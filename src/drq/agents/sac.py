@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from drq import regularize
 from drq.agents.protocol import Metrics, Returns, UpdateResult
-from drq.augment import Augmentation, parse
+from drq.augment import parse
 from drq.backend import Backend, Views
 from drq.config import SACConfig
 from drq.envs.protocol import EnvSpec
@@ -63,21 +63,14 @@ class SAC:
         spec: EnvSpec,
         config: SACConfig,
         backend: Backend | None = None,
-        augmentation: Augmentation | None = None,
     ) -> None:
         self.config = config
         self.batch_size = config.batch_size
         self.backend = backend = backend or Backend()
         self.image_size = (spec.frame_shape[1], spec.frame_shape[2]) if spec.pixels else (0, 0)
         self.action_size = spec.action_size
-        self.f = backend.augmentation(
-            augmentation
-            or parse(
-                config.augmentation if spec.pixels else "none",
-                pad=config.pad,
-                intensity_scale=config.intensity_scale,
-            )
-        )
+        name = config.augmentation if spec.pixels else "none"
+        self.f = backend.augmentation(parse(name, pad=config.pad, intensity_scale=config.intensity_scale))
         self.target_entropy = -float(spec.action_size) if config.target_entropy is None else config.target_entropy
 
         encoder = make_encoder(config.encoder, spec.observation_shape, backend)
