@@ -51,7 +51,7 @@ class AgentConfig:
     k: int = 2
     """Views of the next observation averaged in the target (K)."""
     m: int = 2
-    """Views of the observation averaged in the loss (M). K = M = 1 is RAD."""
+    """Views of the observation averaged in the loss (M). K = M = 1 is RAD; augmentation none is no DrQ."""
     batch_size: int = 512
     """Transitions in a mini-batch (N)."""
     discount: float = 0.99
@@ -61,27 +61,15 @@ class AgentConfig:
     seed_steps: int = 1000
     """Agent steps with uniformly random actions before the first update."""
     updates_per_step: float = 1
-    """Updates after every agent step; 0.5 is one after every second."""
+    """Updates after every agent step; 0.5 is one after every second. Rules such as every 2nd count updates."""
     encoder: str = "sac-ae"
-    """Convolutions: sac-ae, nature, dreamer, impala or d4pg."""
+    """Convolutions: sac-ae (the paper's for control), nature (for Atari), dreamer, impala or d4pg."""
 
 
 @dataclass(frozen=True)
 class SACConfig(AgentConfig):
     """Soft actor-critic, regularised by DrQ."""
 
-    augmentation: str = "shift"
-    """Image transformation f: shift, cutout, hflip, vflip, rotate, intensity, none, or several joined by `+`."""
-    k: int = 2
-    """Views of the next observation averaged in the target (K)."""
-    m: int = 2
-    """Views of the observation averaged in the loss (M). K = M = 1 is RAD; augmentation none is plain SAC."""
-    batch_size: int = 512
-    """Transitions in a mini-batch (N)."""
-    discount: float = 0.99
-    """Discount factor gamma."""
-    n_step: int = 1
-    """Length of the return before the bootstrap."""
     learning_rate: float = 1e-3
     """Adam's learning rate for the critic, the actor and the temperature."""
     tau: float = 0.01
@@ -98,12 +86,6 @@ class SACConfig(AgentConfig):
     """Lower bound of the policy's log standard deviation."""
     log_std_max: float = 2.0
     """Upper bound of the policy's log standard deviation."""
-    seed_steps: int = 1000
-    """Agent steps with uniformly random actions before the first update."""
-    updates_per_step: float = 1
-    """Updates after every agent step; 0.5 is one after every second. The every-2nd rules count updates."""
-    encoder: str = "sac-ae"
-    """Convolutions: sac-ae (the paper's), nature, dreamer, impala or d4pg."""
     freeze_encoder: bool = False
     """Leave the convolutions at their random initial values."""
     feature_dim: int = 50
@@ -128,8 +110,6 @@ class DQNConfig(AgentConfig):
     """Views of the observation averaged in the loss (M)."""
     batch_size: int = 32
     """Transitions in a mini-batch."""
-    discount: float = 0.99
-    """Discount factor gamma."""
     n_step: int = 10
     """Length of the multi-step return."""
     learning_rate: float = 1e-4
@@ -162,8 +142,6 @@ class DQNConfig(AgentConfig):
     """Epsilon of evaluation episodes."""
     seed_steps: int = 1600
     """Agent steps before the first update (the minimum replay size)."""
-    updates_per_step: float = 1
-    """Updates after every agent step; 0.5 is one after every second."""
     encoder: str = "nature"
     """Convolutions: sac-ae, nature (the paper's), dreamer, impala or d4pg."""
     freeze_encoder: bool = False
