@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from drq.config import DQNConfig, EnvConfig, ReplayConfig, SACConfig, TrainConfig
+from drq.config import DQNConfig, EnvConfig, RainbowConfig, ReplayConfig, SACConfig, TrainConfig
 
 HEADER = ("env_step", "agent_step", "return_mean", "return_std", "episodes", "seconds")
 
@@ -39,11 +39,12 @@ def fake_run(
     """
     atari = task.startswith("atari/")
     repeat = 4 if atari else 2
-    settings = DQNConfig(**agent) if atari else SACConfig(**agent)
+    kind = "sac" if not atari else "rainbow" if preset.startswith("strong") else "dqn"
+    settings = {"sac": SACConfig, "dqn": DQNConfig, "rainbow": RainbowConfig}[kind](**agent)
     rooms = {"env": EnvConfig(**(env or {})), "replay": ReplayConfig(capacity=capacity)}
     config = TrainConfig(task, preset, settings, seed=seed, steps=steps, **rooms)
     document = dataclasses.asdict(config)
-    document["agent"]["type"] = "dqn" if atari else "sac"
+    document["agent"]["type"] = kind
     record = {
         "format": 1,
         "config": document,

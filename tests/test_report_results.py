@@ -47,9 +47,10 @@ def test_systems_are_named_after_what_they_are(tmp_path: Path) -> None:
     fake_run(tmp_path, folder="f", label="my own name", k=3)
     fake_run(tmp_path, "atari/pong", folder="g")
     fake_run(tmp_path, "atari/pong", folder="h", augmentation="none")
+    fake_run(tmp_path, "atari/pong", folder="i", preset="strong")
     assert systems(tmp_path) == [
         "DrQ K=2 M=2", "DrQ K=2 M=2, cutout", "Eff. DQN (no augmentation)", "Eff. DQN+DrQ", "RAD (K=M=1)",
-        "SAC (no augmentation)", "SAC State", "my own name",
+        "Rainbow+DrQ", "SAC (no augmentation)", "SAC State", "my own name",
     ]  # fmt: skip
 
 

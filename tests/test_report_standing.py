@@ -6,6 +6,7 @@ import csv
 import math
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,14 +131,25 @@ def test_ranks_are_shipped_for_exactly_the_figures_that_reach_beyond_the_range()
         assert np.std(scores, ddof=1) == pytest.approx(figures[f"{measure}_std"], abs=0.06)
 
 
-@pytest.mark.parametrize(("name", "system"), [("atari100k", "DrQ"), ("atari100k-eps", "DrQ(eps)")])
-def test_an_atari_run_stands_in_the_distribution_of_its_epsilons(tmp_path: Path, name: str, system: str) -> None:
-    epsilons = {"epsilon_final": 0.01, "epsilon_eval": 0.001} if name.endswith("eps") else {}
+@pytest.mark.parametrize(
+    ("name", "system"),
+    [
+        ("atari100k", "DrQ"),
+        ("atari100k-eps", "DrQ(eps)"),
+        ("strong", "BBF without SPR, 2 updates a step"),
+        ("strong8", "BBF without SPR, 8 updates a step"),
+    ],
+)
+def test_an_atari_run_stands_in_the_distribution_of_its_settings(tmp_path: Path, name: str, system: str) -> None:
+    own: dict[str, Any] = {
+        "atari100k-eps": {"epsilon_final": 0.01, "epsilon_eval": 0.001},
+        "strong8": {"updates_per_step": 8, "reset_every": 5_000, "last_reset": 90_000},
+    }.get(name, {})
     rows = {row["game"]: row for row in shipped("atari100k_runs.csv") if row["system"] == system}
     z = {}
     for game, task in (("Alien", "atari/alien"), ("MsPacman", "atari/ms_pacman")):
         for seed in (1, 2) if game == "Alien" else (1,):
-            settings = {"env": {"frame_stack": 4}, "capacity": None, **epsilons}
+            settings = {"env": {"frame_stack": 4}, "capacity": None, **own}
             folder = fake_run(tmp_path, task, seed, preset=name, every=50_000, level=900, **settings)
             score = evaluations(folder, "agent_step")[100_000]
             z[task, seed] = (score - float(rows[game]["mean"])) / float(rows[game]["std"])

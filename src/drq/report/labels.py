@@ -65,10 +65,10 @@ def _label(record: Mapping[str, Any]) -> str:
 def _algorithm(config: Mapping[str, Any]) -> str:
     agent, env = config["agent"], config.get("env") or {}
     augmentation, views = str(agent.get("augmentation", "")), (agent.get("k"), agent.get("m"))
-    if agent["type"] == "dqn":
+    if without := {"dqn": "Eff. DQN", "rainbow": "Rainbow"}.get(agent["type"]):
         if augmentation == "none":
-            return "Eff. DQN (no augmentation)"
-        name = "Eff. DQN+DrQ" if views == (1, 1) else f"Eff. DQN+DrQ K={views[0]} M={views[1]}"
+            return f"{without} (no augmentation)"
+        name = f"{without}+DrQ" if views == (1, 1) else f"{without}+DrQ K={views[0]} M={views[1]}"
         return name if augmentation == "shift+intensity" else f"{name}, {augmentation}"
     if agent["type"] != "sac":
         return str(agent["type"])

@@ -31,6 +31,14 @@ AREA_FROM, AREA_EVERY = 20_000, 10_000
 COARSEST = 20_000
 """Env steps between two evaluations of a run that has an area; the published curves have 16,000 at most."""
 
+ATARI_PRESETS = {
+    "DrQ": "atari100k",
+    "DrQ(eps)": "atari100k-eps",
+    "BBF without SPR, 2 updates a step": "strong",
+    "BBF without SPR, 8 updates a step": "strong8",
+}
+"""Published system -> the preset that has its settings."""
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -170,7 +178,7 @@ def _references() -> dict[tuple[str, str, int, Measure], Reference]:
     """By preset, task, budget and measure."""
     found: dict[tuple[str, str, int, Measure], Reference] = {}
     for row in read_published("atari100k_runs.csv"):
-        if name := {"DrQ": "atari100k", "DrQ(eps)": "atari100k-eps"}.get(row["system"]):
+        if name := ATARI_PRESETS.get(row["system"]):
             reference = Reference(float(row["mean"]), float(row["std"]), int(row["runs"]))
             found[name, canonical_task(row["game"]), 100_000, "return"] = reference
     measures: dict[str, Measure] = {"area": "area", "last": "return"}
