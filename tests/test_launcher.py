@@ -24,6 +24,7 @@ from drq.launch.status import RunStatus, read_status, seconds_left, suite_status
 from drq.launch.suite_folder import SuiteFolder
 from drq.report.results import read_results
 from drq.suites import Run, Suite, find_suite
+from drq.training.lock import this_process
 from fake_mps import FakeMPS, pretend_gpu
 
 TINY = """
@@ -128,7 +129,7 @@ def test_ctrl_c_loses_nothing(tmp_path: Path) -> None:
     assert not (stopped / run / "error.txt").exists()
     reached = json.loads((stopped / run / "checkpoint" / "latest.json").read_text())["agent_step"]
     assert 0 < reached < steps
-    assert SuiteFolder(stopped).under_way() == set()  # nothing goes on behind its back
+    assert SuiteFolder(stopped).under_way() == {}  # nothing goes on behind its back
 
     assert run_suite(SuiteRunArguments(suite, dir=stopped, jobs=1)) == 0
     assert run_suite(SuiteRunArguments(suite, dir=whole, jobs=1)) == 0
@@ -204,18 +205,6 @@ def test_another_suite_is_refused_and_more_of_the_same_is_not(tmp_path: Path) ->
     opened(tmp_path / "out", more).close()
     opened(tmp_path / "out", suite.narrowed(steps=200)).close()
     assert set(SuiteFolder(tmp_path / "out").read().runs) == set(more.runs())
-
-
-def test_two_commands_do_not_share_a_folder(tmp_path: Path) -> None:
-    suite = find_suite(write_suite(tmp_path, GOOD))
-    first = opened(tmp_path / "out", suite)
-    first.running(suite.runs())
-    with pytest.raises(UserError, match="Another `drq suite run` is at work"):
-        opened(tmp_path / "out", suite)
-    assert SuiteFolder(tmp_path / "out").under_way() == {"toy-reach/k1-m1/seed-1"}
-    first.close()
-    assert SuiteFolder(tmp_path / "out").under_way() == set()
-    opened(tmp_path / "out", suite).close()
 
 
 @pytest.mark.parametrize(
@@ -342,6 +331,7 @@ LAUNCH = """
 import sys
 from pathlib import Path
 import pytest
+from drq.training.lock import this_process
 from fake_mps import FakeMPS, pretend_gpu
 from drq.launch import pools
 from drq.launch.launcher import SuiteRunArguments, run_suite
@@ -386,21 +376,21 @@ def test_the_expected_time() -> None:
 
 def test_progress_is_read_while_files_are_being_written(tmp_path: Path) -> None:
     folder, run = SuiteFolder(tmp_path), Run("atari/pong", "DrQ", 1, 1000)
-    assert read_status(folder, run, running=False) == RunStatus(run, "waiting")
+    assert read_status(folder, run) == RunStatus(run, "waiting")
     path = tmp_path / run.folder
     path.mkdir(parents=True)
     many = "".join(f"{4 * at},{at},,{at / 50}\n" for at in range(100, 801))
     (path / "train.csv").write_text(f"env_step,agent_step,episode_return,seconds\n{many}3204,80")
-    seen = read_status(folder, run, running=True)
+    seen = read_status(folder, run, this_process())
     assert (seen.state, seen.done, seen.last_return, seen.left) == ("running", 800, None, 200)
     assert seen.rate == pytest.approx(50)
     (path / "eval.csv").write_text("env_step,agent_step,return_mean,seconds\n3400,850,-12.5,17.0\n")
-    seen = read_status(folder, run, running=False)
+    seen = read_status(folder, run)
     assert (seen.state, seen.done, seen.last_return) == ("stopped", 850, -12.5)
     (path / "finished.json").write_text('{"steps": 900, "seconds": 20.0}')
-    assert read_status(folder, run, running=False).state == "stopped"  # it has been asked for more since
+    assert read_status(folder, run).state == "stopped"  # it has been asked for more since
     (path / "finished.json").write_text('{"steps": 1000, "seconds": 20.0}')
-    seen = read_status(folder, run, running=False)
+    seen = read_status(folder, run)
     assert (seen.state, seen.rate, seen.left) == ("finished", 50.0, 0)
 
 

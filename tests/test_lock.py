@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,7 +18,8 @@ import pytest
 
 import runs
 from drq.errors import UserError
-from drq.training.lock import RunLock
+from drq.training import lock
+from drq.training.lock import RunLock, locked
 from runs import FLAGS
 
 
@@ -46,7 +48,7 @@ def test_the_second_process_is_refused_and_a_dead_one_forgotten(tmp_path: Path) 
     [
         ({"host": socket.gethostname(), "process": os.getppid(), "since": "now"}, True),
         ({"host": socket.gethostname(), "process": 2**22 + 1, "since": "now"}, False),
-        ({"host": "elsewhere", "process": 7, "since": "now"}, True),
+        ({"host": "elsewhere", "process": 7, "since": "now"}, False),  # silent
         ({}, False),
     ],
 )
@@ -57,9 +59,47 @@ def test_without_locks_of_the_file_system_the_holder_is_looked_for(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.05)
     (tmp_path / ".lock").write_text(json.dumps(holder))
     if refused:
         with pytest.raises(UserError, match=f"process {holder['process']} on {holder['host']}"):
             RunLock(tmp_path / ".lock").take()
     else:
         RunLock(tmp_path / ".lock").take()
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_another_machine_is_believed_if_its_file_moves(
+    locks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*args: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    if not locks:  # else those of other machines are not seen here
+        monkeypatch.setattr(fcntl, "flock", no_locks)
+    path, over = tmp_path / ".lock", threading.Event()
+    path.write_text(json.dumps({"host": "elsewhere", "process": 7, "since": "now"}))
+
+    def beat() -> None:
+        while not over.wait(0.05):
+            os.utime(path)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    with pytest.raises(UserError, match="process 7 on elsewhere"):
+        RunLock(path).take()
+    over.set()
+    thread.join()
+
+
+def test_a_holder_moves_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(lock, "heartbeat", lock.Heartbeat())
+    mine = RunLock(tmp_path / ".lock")
+    mine.take()
+    assert locked(tmp_path / ".lock")
+    os.utime(tmp_path / ".lock", (0, 0))
+    while not (tmp_path / ".lock").stat().st_mtime:
+        time.sleep(0.01)
+    mine.release()
+    assert not locked(tmp_path / ".lock")

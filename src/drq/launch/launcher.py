@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,6 +18,7 @@ from tyro.conf import Positional, arg
 
 from drq.envs import family_of
 from drq.errors import UserError
+from drq.launch.claims import State as ClaimState
 from drq.launch.pools import STOPPED, Job, Jobs, LocalPool, Pool, plan_here
 from drq.launch.probe import seconds_per_agent_step
 from drq.launch.status import RunStatus, counts, read_status, seconds_left, table, unit, wide_console
@@ -31,6 +32,8 @@ POLL_SECONDS = 0.2
 REDRAW_SECONDS = 1.0
 PLAIN_SECONDS = 60.0
 """Between two lines about everything, where there is no terminal to draw a table on."""
+LOOK_SECONDS = 2.0
+"""Between two looks at runs that other commands have."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def run_suite(args: SuiteRunArguments) -> int:
     try:
         pool: Pool
         around: AbstractContextManager[None] = nullcontext()
-        left = [job for job in jobs if read_status(folder, job.run, running=False).state != "finished"]
+        left = [job for job in jobs if read_status(folder, job.run).state != "finished"]
         if args.launcher == "ray":
             from drq.launch.ray_pool import RayPool
 
@@ -104,7 +107,7 @@ def run_suite(args: SuiteRunArguments) -> int:
 
 
 def _print_plan(suite: Suite, folder: SuiteFolder, jobs: Sequence[Job], args: SuiteRunArguments) -> int:
-    statuses = [read_status(folder, job.run, running=False) for job in jobs]
+    statuses = [read_status(folder, job.run) for job in jobs]
     for job, status in zip(jobs, statuses, strict=True):
         print(f"{job.config.dir}  {job.run}  {status.state}")
     left = [job.config for job, status in zip(jobs, statuses, strict=True) if status.state != "finished"]
@@ -147,8 +150,13 @@ class Launch:
         self.pool = pool
         self.console: Console = wide_console()
         # A run that failed before is tried again, so it waits like any other.
-        self.statuses = {run: _without_failure(read_status(folder, run, running=False)) for run in runs}
+        self.statuses = {run: _without_failure(read_status(folder, run)) for run in runs}
+        self.failed_before = {job.run: self._failed_at(job.run) for job in left}
         self.interrupts = 0
+        self.others: dict[Run, ClaimState] = {}
+        """Runs that are left and that other commands have."""
+        self.look_at = 0.0
+        """When to look again what they have."""
 
     def run(self, around: AbstractContextManager[None]) -> int:
         """Runs what is left, all of it within `around`."""
@@ -173,9 +181,9 @@ class Launch:
     def _work(self, live: Live | None) -> None:
         asked = 0
         due = time.monotonic() + (0.0 if live else PLAIN_SECONDS)
-        while self.pool.running or (self.left and not self.interrupts):
-            while self.left and not self.interrupts and len(self.pool.running) < self.pool.size:
-                self._start(self.left.pop(0))
+        while self.pool.running or self._more():
+            while not self.interrupts and len(self.pool.running) < self.pool.size and (job := self._next()):
+                self._start(job)
             if self.interrupts > asked:
                 asked = self.interrupts
                 self._interrupt()
@@ -190,24 +198,59 @@ class Launch:
                 due = time.monotonic() + (REDRAW_SECONDS if live else PLAIN_SECONDS)
             time.sleep(POLL_SECONDS)
 
+    def _more(self) -> bool:
+        """Whether there is, or may be, a run for this command: one that another certainly works on is not."""
+        return not self.interrupts and any(self.others.get(job.run) != "taken" for job in self.left)
+
+    def _next(self) -> Job | None:
+        """The first of the runs left that no other command has, or has ended since; it is this command's now."""
+        if not self.left or time.monotonic() < self.look_at:
+            return None
+        claims = self.folder.claims(job.run for job in self.left)
+        self.others = {run: state for run, state in claims.items() if state != "free"}
+        for job in list(self.left):
+            if job.run in self.others or self._ended_elsewhere(job) or not self.folder.claim(job.run):
+                continue
+            if not self._ended_elsewhere(job):  # now that nobody else changes it
+                self.left.remove(job)
+                return job
+            self.folder.release(job.run)
+        self.look_at = time.monotonic() + LOOK_SECONDS
+        return None
+
+    def _ended_elsewhere(self, job: Job) -> bool:
+        """Whether another command has finished the run, or has failed with it, since this one began."""
+        finished = (RunFolder(self.folder.run_path(job.run)).finished_steps or 0) >= job.run.steps
+        if not finished and self._failed_at(job.run) in (None, self.failed_before[job.run]):
+            return False
+        self.left.remove(job)
+        self.statuses[job.run] = read_status(self.folder, job.run)
+        return True
+
+    def _failed_at(self, run: Run) -> int | None:
+        """Tells one failure from another."""
+        with suppress(OSError):
+            return self._error_file(run).stat().st_mtime_ns
+        return None
+
     def _start(self, job: Job) -> None:
         # What an earlier attempt left; a folder with nothing but this file would not pass for a run's.
         self._error_file(job.run).unlink(missing_ok=True)
         self.pool.start(job)
-        self.folder.running(self.pool.running)
         self.statuses[job.run] = replace(self.statuses[job.run], state="running")
         if not self.console.is_terminal:
             self._say(f"Begun: {job.run}.")
 
     def _end(self, run: Run, error: str) -> None:
-        self.folder.running(self.pool.running)
-        status = read_status(self.folder, run, running=False)
+        status = read_status(self.folder, run)
         if status.state != "finished" and not self.interrupts:
             path = self._error_file(run)
             if not path.exists():  # what the run itself wrote there says more
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, error or "The run ended before its last step and gave no reason.\n")
-            status = read_status(self.folder, run, running=False)
+            status = read_status(self.folder, run)
+        self.folder.release(run)
+        self.look_at = 0.0
         self.statuses[run] = status
         if status.state == "finished":
             score = "" if status.last_return is None else f" with return {status.last_return:,.1f}"
@@ -231,8 +274,9 @@ class Launch:
         return RunFolder(self.folder.run_path(run)).error_file
 
     def _refresh_running(self) -> None:
-        for run in self.pool.running:
-            self.statuses[run] = read_status(self.folder, run, running=True)
+        under_way = self.folder.under_way()
+        for run in [*self.pool.running, *self.others]:
+            self.statuses[run] = read_status(self.folder, run, under_way.get(str(run.folder)))
 
     def _live_table(self) -> Table:
         rows = self.console.height - 8  # title, heading, borders, captions
@@ -245,6 +289,7 @@ class Launch:
         return f"{self.suite.name}: {counts(statuses)}.{left}"
 
     def _sum_up(self) -> int:
+        self._refresh_running()
         statuses = list(self.statuses.values())
         failed = [status for status in statuses if status.state == "failed"]
         self._say(f"{self.suite.name}: {counts(statuses)}. {self.folder.path}")
@@ -255,6 +300,8 @@ class Launch:
             self._say(f"Failed: {status.run}: {status.error} ({self._error_file(status.run)})")
         if failed:
             self._say("Run the same command again to try what failed once more.")
+        elif self.left:
+            self._say(f"Other commands work on what is left: `drq suite status {self.folder.path}` shows it.")
         return 1 if failed else 0
 
     def _say(self, text: str) -> None:

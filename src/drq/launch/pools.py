@@ -160,9 +160,7 @@ def share_gpus(slots: Sequence[Mapping[str, str]]) -> bool:
     return 1 < max(runs.values(), default=0) <= CLIENTS_PER_GPU // PROCESSES_PER_GPU_RUN
 
 
-def start_worker(
-    job: str, log: Path, environment: Mapping[str, str], *, inherit: Sequence[int] = ()
-) -> subprocess.Popen[str]:
+def start_worker(job: str, log: Path, environment: Mapping[str, str]) -> subprocess.Popen[str]:
     """Begins a run in a process of its own that prints into `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "w") as output:
@@ -174,7 +172,6 @@ def start_worker(
             env={**os.environ, **environment},
             # Ctrl-C in the terminal is for the launcher, which asks each run once: a second signal ends it at once.
             start_new_session=True,
-            pass_fds=inherit,
             text=True,
         )
     assert process.stdin is not None
@@ -225,7 +222,7 @@ class LocalPool:
     def start(self, job: Job) -> None:
         slot = self._free.pop(0)
         environment = {**slot, **self._shared}
-        process = start_worker(job.to_json(), self._folder.log(job.run), environment, inherit=[self._folder.lock])
+        process = start_worker(job.to_json(), self._folder.log(job.run), environment)
         self._processes[job.run] = process, slot
 
     def ended(self) -> list[Ended]:

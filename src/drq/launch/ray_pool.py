@@ -44,7 +44,7 @@ class RayPool:
         self._tasks: dict[Any, Run] = {}
         if not ray.is_initialized():
             ray.init(log_to_driver=False, configure_logging=False)
-        resources = ray.cluster_resources()
+        resources = self._ray.cluster_resources()
         gpus = resources.get("GPU", 0.0) if any(config.device != "cpu" for config in configs) else 0.0
         per_gpu = most_per_gpu([config.task for config in configs]) if configs else 1
         room = int(gpus * per_gpu) if gpus else int(resources.get("CPU", 1.0)) // CORES_PER_CPU_RUN

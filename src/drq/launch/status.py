@@ -17,6 +17,7 @@ from drq.envs import family_of
 from drq.launch.suite_folder import SuiteFolder
 from drq.suites import Run
 from drq.training.folder import RunFolder
+from drq.training.lock import Holder
 from drq.training.progress import duration
 
 State = Literal["finished", "running", "failed", "stopped", "waiting"]
@@ -44,6 +45,8 @@ class RunStatus:
     """Wall-clock time so far."""
     error: str = ""
     """Why it failed, in a line."""
+    by: Holder | None = None
+    """The command that works on it."""
 
     @property
     def left(self) -> int:
@@ -58,8 +61,8 @@ def unit(tasks: Iterable[str]) -> str:
     return "agent steps" if counted == {"agent_step"} else "env steps"
 
 
-def read_status(folder: SuiteFolder, run: Run, *, running: bool) -> RunStatus:
-    """A run's status from its folder."""
+def read_status(folder: SuiteFolder, run: Run, by: Holder | None = None) -> RunStatus:
+    """A run's status from its folder, and the command that works on it, if one does."""
     on_disk = RunFolder(folder.run_path(run))
     column = family_of(run.task).budget_counts
     train, evaluations = on_disk.recent_training(), on_disk.evaluations()
@@ -74,12 +77,12 @@ def read_status(folder: SuiteFolder, run: Run, *, running: bool) -> RunStatus:
         return RunStatus(run, "finished", run.steps, rate, last_return, finished.seconds)
     error = on_disk.error
     begun: State = "failed" if error else "stopped" if on_disk.path.exists() else "waiting"
-    state: State = "running" if running else begun
+    state: State = "running" if by else begun
     rate = None  # a single row would count the time to begin
     if len(points) > 1 and points[-1] > points[0] and points[-1][1] > points[0][1]:
         rate = (points[-1][0] - points[0][0]) / (points[-1][1] - points[0][1])
     reason = error if error and state == "failed" else ""
-    return RunStatus(run, state, int(newest[0]), rate, last_return, newest[1] or None, reason)
+    return RunStatus(run, state, int(newest[0]), rate, last_return, newest[1] or None, reason, by)
 
 
 def seconds_left(statuses: Sequence[RunStatus], jobs: int) -> tuple[float, int] | None:
@@ -126,6 +129,8 @@ def table(statuses: Sequence[RunStatus], *, title: str, rows: int | None = None)
     view.add_column("state", no_wrap=rows is not None, overflow="ellipsis" if rows is not None else "fold")
     for status in shown:
         state = f"failed: {status.error}" if status.state == "failed" else str(status.state)
+        if status.by and rows is None:
+            state = f"running: {status.by}"
         view.add_row(
             Text(status.run.task),
             Text(status.run.label),
@@ -152,7 +157,7 @@ def suite_status(folder: Path) -> int:
     suite = SuiteFolder(folder)
     record = suite.read()
     under_way = suite.under_way()
-    statuses = [read_status(suite, run, running=str(run.folder) in under_way) for run in record.runs]
+    statuses = [read_status(suite, run, under_way.get(str(run.folder))) for run in record.runs]
     console = wide_console()
     console.print(table(statuses, title=f"{record.name}: {record.shows}" if record.shows else record.name))
     console.print(f"{len(statuses)} runs: {counts(statuses)}.", highlight=False)

@@ -3,24 +3,28 @@
     suite.json                          the declaration, and every run that was asked for
     <task>/<setting>/seed-<n>/          run folders (docs/run-folder.md); error.txt in those that failed
     logs/                               what each run printed
-    .running                            the runs under way; locked for as long as they are
+    .claims/                            which command works on which run (claims.py)
 """
 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from drq.errors import UserError
+from drq.launch.claims import Claims, State
 from drq.suites import Run, Suite, slug
 from drq.training.folder import RunFolder, write_atomically
+from drq.training.lock import Holder, locked
 
 FORMAT = 1
+PATIENCE = 120.0
+"""Seconds to wait for another command that writes suite.json."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,7 @@ class SuiteFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file = path / "suite.json"
-        self._running_file = path / ".running"
-        self._lock: IO[str] | None = None
+        self._claims = Claims(path / ".claims")
 
     def read(self) -> SuiteRecord:
         """What the folder holds."""
@@ -115,53 +118,47 @@ class SuiteFolder:
         return SuiteRecord(asked.name, asked.shows, asked.preset, held.settings | asked.settings, tuple(runs.values()))
 
     def open(self, suite: Suite) -> None:
-        """Records the suite and keeps other commands out until `close`."""
-        record = self.joined(suite)
+        """Records the suite, beside what other commands have recorded."""
+        self.joined(suite)  # refused before anything is made
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self._running_file, "a+")  # noqa: SIM115 (held open until `close`)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.running([])
-            write_atomically(self.file, json.dumps({"format": FORMAT, **dataclasses.asdict(record)}, indent=2) + "\n")
-        except BlockingIOError:
-            self.close()
-            raise UserError(
-                f"Another `drq suite run` is at work in {self.path}, or its runs are still stopping: wait for it "
-                f"(`drq suite status {self.path}` shows it), or choose another --dir."
-            ) from None
+            self._claim_file()
+            try:
+                record = self.joined(suite)
+                text = json.dumps({"format": FORMAT, **dataclasses.asdict(record)}, indent=2) + "\n"
+                if not self.file.exists() or self.file.read_text(encoding="utf-8") != text:
+                    write_atomically(self.file, text)
+            finally:
+                self._claims.release(self.file.name)
         except OSError as error:
-            self.close()
             raise UserError(f"{self.path} cannot be written ({error.strerror}): choose another --dir.") from error
 
-    @property
-    def lock(self) -> int:
-        """A descriptor for the runs to inherit: the folder stays theirs until the last has ended."""
-        assert self._lock is not None, "open the folder first"
-        return self._lock.fileno()
+    def _claim_file(self) -> None:
+        until = time.monotonic() + PATIENCE
+        while not self._claims.take(self.file.name):
+            if time.monotonic() > until:
+                raise UserError(f"{self.file} is being written by another command for long: stop that one.")
+            time.sleep(0.05)
 
-    def running(self, runs: Iterable[Run]) -> None:
-        """Notes which runs are under way, for `drq suite status`."""
-        assert self._lock is not None, "open the folder first"
-        self._lock.truncate(0)  # in append mode the next write is at the beginning
-        self._lock.write(json.dumps([str(run.folder) for run in runs]))
-        self._lock.flush()
+    def claim(self, run: Run) -> bool:
+        """Whether the run is this command's now, until `release` or the end of the process."""
+        # The process of a command that was killed may still be writing its last checkpoint.
+        return not locked(RunFolder(self.run_path(run)).lock_file) and self._claims.take(_name(run))
 
-    def under_way(self) -> set[str]:
-        """Folders of the runs that are under way now."""
-        try:
-            with open(self._running_file) as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return set(json.loads(file.read() or "[]"))
-        except (OSError, ValueError):  # there is none, or it is being written
-            pass
-        return set()
+    def release(self, run: Run) -> None:
+        self._claims.release(_name(run))
+
+    def claims(self, runs: Iterable[Run]) -> dict[Run, State]:
+        """Whether other commands work on these."""
+        by_name = {_name(run): run for run in runs}
+        return {by_name[name]: state for name, state in self._claims.states(by_name).items()}
+
+    def under_way(self) -> dict[str, Holder]:
+        """The folders of runs that are under way now, and the command that has each."""
+        return {name.replace("+", "/"): holder for name, holder in self._claims.holders().items() if "+" in name}
 
     def close(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._claims.release_all()
 
     def run_path(self, run: Run) -> Path:
         return self.path / run.folder
@@ -169,3 +166,8 @@ class SuiteFolder:
     def log(self, run: Run) -> Path:
         """What the run prints."""
         return self.path / "logs" / f"{'_'.join(run.folder.parts)}.log"
+
+
+def _name(run: Run) -> str:
+    """As a file; no slug has a plus."""
+    return "+".join(run.folder.parts)

@@ -120,6 +120,7 @@ def _preset(name: str, task: str, imports: tuple[str, ...]) -> TrainConfig:
     return presets.preset(name, task)
 
 
+@cache
 def slug(text: str) -> str:
     """A name as a folder: `dmc-walker-walk`, `k2-m2`, `impala-no-augmentation`."""
     return re.sub(r"((?<!\d)\.|[^\w.])+", "-", text.replace("=", "")).strip("-").lower()
