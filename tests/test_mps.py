@@ -154,6 +154,20 @@ def test_a_daemon_that_will_not_quit_is_killed(tmp_path: Path, monkeypatch: pyte
         assert fake.gone()
 
 
+def test_the_number_of_a_daemon_that_died_may_be_anybodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeMPS(tmp_path, quit="exit 1")
+    pretend_gpu(monkeypatch, fake, tmp_path)
+    with mps_if_possible() as variables:
+        assert mps.if_it_still_works(variables) is variables
+        number = Path(variables[mps.PIPES]) / f"{mps.PROGRAM}.pid"
+        os.kill(int(number.read_text()), signal.SIGKILL)
+        innocent = subprocess.Popen(["sleep", "300"], start_new_session=True)
+        number.write_text(f"{innocent.pid}\n")
+    assert innocent.poll() is None
+    innocent.kill()
+    innocent.wait()
+
+
 def test_an_error_inside_is_passed_on_and_ends_the_daemon(fake: FakeMPS) -> None:
     with pytest.raises(KeyboardInterrupt), mps_if_possible():
         raise KeyboardInterrupt

@@ -403,3 +403,10 @@ def main(args: list[str] | None = None) -> None:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         print(f"drq: {what}: see that there is room and that it may be written.", file=sys.stderr)
         sys.exit(2)
+    except (RuntimeError, MemoryError) as error:
+        from drq.engine import in_words
+
+        if (happened := in_words(error)) is None:
+            raise
+        print(f"drq: {happened}: try again when the device is free, or see drq doctor.", file=sys.stderr)
+        sys.exit(2)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -76,6 +76,16 @@ def mps_if_possible() -> Iterator[dict[str, str]]:
         except NoMPS:
             pass  # as on every machine without it
         yield variables
+
+
+def if_it_still_works(variables: Mapping[str, str]) -> Mapping[str, str]:
+    """The variables of `mps_if_possible` after a run under them has failed: none where it took MPS along."""
+    try:
+        _try_out({**os.environ, **variables})
+    except DaemonFailed as error:
+        print(f"Going on without MPS, which has died: {error}", file=sys.stderr, flush=True)
+        return {}
+    return variables
 
 
 @contextmanager
@@ -201,5 +211,7 @@ def _stop(keeper: subprocess.Popen[str], folder: Path) -> None:
         return
     with suppress(OSError, ValueError):  # it never ran, or has ended
         daemon = int((folder / "pipe" / f"{PROGRAM}.pid").read_text())
-        os.killpg(os.getpgid(daemon), signal.SIGKILL)  # its servers too
+        # One that died leaves its number, which may be anybody's by now.
+        if str(folder).encode() in Path(f"/proc/{daemon}/environ").read_bytes():
+            os.killpg(os.getpgid(daemon), signal.SIGKILL)  # its servers too
     shutil.rmtree(folder, ignore_errors=True)

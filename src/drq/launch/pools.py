@@ -19,7 +19,7 @@ import torch
 from drq.config import TrainConfig
 from drq.cores import usable_cores
 from drq.envs import family_of
-from drq.launch.mps import CLIENTS_PER_GPU, mps_if_possible
+from drq.launch.mps import CLIENTS_PER_GPU, if_it_still_works, mps_if_possible
 from drq.launch.suite_folder import SuiteFolder
 from drq.machine import free_memory
 from drq.suites import Run
@@ -235,6 +235,8 @@ class LocalPool:
                 del self._processes[run]
                 self._free.append(slot)
                 over.append(Ended(run, error_of(code, self._folder.log(run))))
+                if self._shared and code not in (0, STOPPED):
+                    self._shared = if_it_still_works(self._shared)
         return over
 
     def stop(self) -> None:

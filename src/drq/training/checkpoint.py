@@ -245,7 +245,7 @@ class Checkpoints:
 
     def check(self, device: torch.device) -> None:
         """Refuses a checkpoint that a run on this device cannot go on from, before anything is opened."""
-        if not self._exists():
+        if not self.exist:
             return
         begun_on = _newest_whole(self.folder, lambda described: described.device)[0]
         if begun_on != device.type:
@@ -259,7 +259,7 @@ class Checkpoints:
 
         One that is damaged, or further than the run's schedule, is passed over for the one before it.
         """
-        if not self._exists():
+        if not self.exist:
             return None
 
         def read(described: Description) -> tuple[Description, dict[str, Tensor], RunState]:
@@ -296,7 +296,8 @@ class Checkpoints:
         self.wait()
         self._writer.shutdown()
 
-    def _exists(self) -> bool:
+    @property
+    def exist(self) -> bool:
         return self._latest.exists() or self._previous.exists()
 
     def _parts(self, described: Description) -> Iterator[tuple[list[tuple[int, int]], dict[str, Tensor]]]:

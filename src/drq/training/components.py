@@ -6,8 +6,6 @@ import dataclasses
 import sys
 from typing import Literal
 
-import torch
-
 from drq import envs
 from drq.agents import Agent, make_agent, make_replay
 from drq.config import TrainConfig
@@ -22,9 +20,7 @@ from drq.engine import (
     lay_out,
 )
 from drq.envs import Environment, EnvironmentGroup, EnvSpec
-from drq.errors import UserError
 from drq.presets import action_repeat_for
-from drq.replay import Replay
 from drq.training.evaluate import FrameStack
 from drq.training.folder import RunFolder
 from drq.training.seeds import Purpose, seed_for
@@ -68,20 +64,8 @@ def make_learner(
     """A new agent, or the one given, with an empty replay of so many transitions."""
     own = agent.backend if agent is not None else None
     backend = own if isinstance(own, FastBackend) else FastBackend(engine)
-    try:
-        agent = agent or make_agent(spec, config.agent, backend, seed_for(config.seed, Purpose.WEIGHTS))
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise UserError(
-            f"The networks do not fit on {engine.device} ({str(error).partition('. ')[0]}): "
-            "lower --agent.hidden-dim or --env.image-size, or free some memory."
-        ) from error
-    try:
-        replay = make_replay(spec, config.agent, backend, capacity)
-    except (RuntimeError, MemoryError) as error:
-        needed = Replay.bytes_needed(spec, capacity)
-        raise UserError(
-            f"The replay does not fit: {needed / 1e9:.2f} GB are needed on {engine.device}; lower --replay.capacity."
-        ) from error
+    agent = agent or make_agent(spec, config.agent, backend, seed_for(config.seed, Purpose.WEIGHTS))
+    replay = make_replay(spec, config.agent, backend, capacity)
     return Learner(agent, replay, backend, seed_for(config.seed, Purpose.UPDATES))
 
 

@@ -7,12 +7,13 @@ import json
 import os
 import signal
 import sys
+import traceback
 from multiprocessing.connection import Connection
 
 import safetensors.torch
 import torch
 
-from drq.engine import choose_device
+from drq.engine import choose_device, in_words
 from drq.errors import UserError
 from drq.training.components import make_acting_agent, make_env
 from drq.training.evaluation_service import EvaluationRequest, InlineEvaluation, settings_beside_training
@@ -53,5 +54,7 @@ if __name__ == "__main__":
         pass  # training is over
     except UserError as error:
         print(f"drq evaluation: {error}", file=sys.stderr)
+    except (RuntimeError, MemoryError) as error:
+        print(f"drq evaluation: {in_words(error) or traceback.format_exc()}", file=sys.stderr)
     sys.stderr.flush()
     os._exit(0)  # rendering contexts of a dying interpreter are not worth waiting for

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from drq import envs
 from drq.agents import Agent, check_agent
 from drq.config import TrainConfig, check
-from drq.engine import EngineSettings, FastBackend, choose_device
+from drq.engine import EngineSettings, FastBackend, choose_device, in_words, lacks_memory
 from drq.envs import Action, Frame, Step, family_of
 from drq.errors import UserError
 from drq.presets import action_repeat_for, configure, default_dir
@@ -116,6 +116,10 @@ class Trainer:
         self.progress = Progress(budget=config.steps, unit=self.schedule.unit, clock=self.clock, quiet=quiet)
         self.stop = StopSignal()
         self.watch = Watch(self.stop, self.clock.waiting, lambda text: self.progress.say(f"{config.task} {text}"))
+        self._needed = 0
+        """Bytes of the replay, once they are known."""
+        self._locked = False
+        """Whether the folder is this process's to write."""
         self._unstored: tuple[Action, Step] | None = None
         """The newest transition, until it is in the replay. Its frame is the newest in the stack."""
 
@@ -135,21 +139,22 @@ class Trainer:
             return result
         self.checkpoints.check(self.device)
         with ExitStack() as closing:
-            self._open(closing)
             try:
-                with self.stop, self.watch:
-                    self._train()
+                with self._device_faults_in_words():
+                    self._open(closing)
+                    try:
+                        with self.stop, self.watch:
+                            self._train()
+                    except KeyboardInterrupt:
+                        where = self.schedule.text(self.state.agent_step)
+                        self.progress.say(f"Stopped at {where}. Run the same command again to go on.")
+                        raise
             except UserError as error:
-                if error.__cause__ is not None:  # of somebody else's code: who mends it needs the whole trace
+                # Of somebody else's code, or of a device: who mends it needs the whole trace.
+                if self._locked and error.__cause__ is not None:
                     trace = "".join(traceback.format_exception(error.__cause__))
                     with suppress(OSError, UserError):  # the disk may be what failed
                         write_atomically(self.folder.error_file, f"{trace}\n{error}\n")
-                raise
-            except torch.OutOfMemoryError as error:
-                raise UserError(self._out_of_memory(error)) from error
-            except KeyboardInterrupt:
-                where = self.schedule.text(self.state.agent_step)
-                self.progress.say(f"Stopped at {where}. Run the same command again to go on.")
                 raise
         # Only now: closing waits until the last checkpoint is on the disk.
         finish = {"steps": self.config.steps, "seconds": round(self.clock.seconds, 3)}
@@ -186,9 +191,10 @@ class Trainer:
         self.evaluations = open_evaluation_service(config, self.engine, self.watch.stopping)
         closing.callback(self.evaluations.close)
         capacity = config.replay.capacity or self.schedule.agent_steps
+        self._needed = Replay.bytes_needed(self.spec, capacity)
         self.progress.say(
             f"{config.task} on {_device_name(self.device)}; replay of {capacity:,} transitions: "
-            f"{Replay.bytes_needed(self.spec, capacity) / 1e9:.2f} GB."
+            f"{self._needed / 1e9:.2f} GB."
         )
         if self.spec.sees:
             self.progress.say(f"The agent sees {self.spec.sees}.")
@@ -232,6 +238,7 @@ class Trainer:
                 f"The run folder {self.folder.path} cannot be written ({error.strerror}): choose another --dir."
             ) from error
         closing.callback(lock.release)
+        self._locked = True
         self.folder.check(self.config)  # as it is now that nobody else changes it
 
     def _train(self) -> None:
@@ -412,13 +419,26 @@ class Trainer:
                     "on this machine, evaluations not counted."
                 )
 
-    def _out_of_memory(self, error: Exception) -> str:
-        needed = Replay.bytes_needed(self.spec, self.learner.replay.capacity) / 1e9
-        return (
-            f"The GPU is out of memory ({str(error).partition('. GPU')[0]}); the replay takes {needed:.2f} GB of it: "
-            "lower --replay.capacity, --agent.batch-size, --agent.k or --agent.m, or leave it to fewer runs. "
-            "The last checkpoint is intact."
-        )
+    @contextmanager
+    def _device_faults_in_words(self) -> Iterator[None]:
+        """A GPU without memory, or lost: what happened, what is left, and what to do."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if (happened := in_words(error)) is None:
+                raise
+            kept = self.checkpoints.newest is not None or self.checkpoints.exist
+            left = "The last checkpoint stays" if kept else "There is no checkpoint yet"
+            if lacks_memory(error):
+                raise UserError(
+                    f"{happened}; the replay alone takes {self._needed / 1e9:.2f} GB. {left}: run the same command "
+                    "again when there is room, or fewer runs at once; or, in another --dir, with a smaller "
+                    "--replay.capacity, --agent.batch-size, --agent.k, --agent.m or --agent.hidden-dim."
+                ) from error
+            raise UserError(
+                f"{happened}, or under MPS another process on it did. {left}: run the same command again; if it fails "
+                "once more, nvidia-smi and the system's log (Xid) say what is wrong with the GPU."
+            ) from error
 
     @property
     def env_step(self) -> int:

@@ -1,0 +1,278 @@
+"""A GPU without memory, or lost, or taken along under MPS: a sentence, the last checkpoint, and a suite that goes on.
+
+What PyTorch raises then is raised here by hand; on a machine with a GPU it is made to happen there as well.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import drq
+import runs
+from drq import cli
+from drq.engine import KernelError, Learner, in_words
+from drq.errors import UserError
+from drq.launch import mps, pools
+from drq.launch.launcher import SuiteRunArguments, run_suite
+from drq.training import components
+from fake_mps import FakeMPS, pretend_gpu
+from runs import FLAGS, assert_same_run, small
+
+OUT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139 GiB.")
+
+
+def during_a_capture() -> Exception:
+    """Ending a capture that an error has broken off raises another."""
+    error = RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    error.__context__ = OUT
+    return error
+
+
+MEMORY = {
+    "allocator": OUT,
+    "context": torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in"),
+    "cublas": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    "capture": during_a_capture(),
+    "host": RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"),
+}
+LOST = {
+    "launch": torch.AcceleratorError("CUDA error: unspecified launch failure\nCUDA kernel errors might be"),
+    "ecc": torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"),
+    "mps": RuntimeError("CUDA error: the remote procedural call between the MPS server and the MPS client failed"),
+    "kernel": KernelError("launching conv: an illegal memory access was encountered"),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    drq.train(small(folder), quiet=True)
+    return folder
+
+
+def failing_at(update: int, error: Exception) -> Callable[[Learner], None]:
+    original = Learner.update
+
+    def fails(self: Learner) -> None:
+        if self.updates == update:
+            raise error
+        original(self)
+
+    return fails
+
+
+@pytest.mark.parametrize("name", [*MEMORY, *LOST])
+def test_what_pytorch_raises_is_recognised(name: str) -> None:
+    error = (MEMORY | LOST)[name]
+    said = in_words(error) or ""
+    assert said.startswith("There is no memory left (" if name in MEMORY else "The GPU failed (")
+    assert str(error).partition("\n")[0].partition(". GPU")[0] in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("name", ["capture", "launch"])
+def test_the_last_checkpoint_stays(name: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = (MEMORY | LOST)[name]
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "update", failing_at(50, error))
+        with pytest.raises(UserError) as raised:
+            drq.train(small(tmp_path / "run"), quiet=True)
+    said = str(raised.value)
+    assert "\n" not in said
+    assert "The last checkpoint stays: run the same command again" in said
+    assert ("--replay.capacity, --agent.batch-size" in said) == (name in MEMORY)
+    assert ("the replay alone takes 0.00 GB" in said) == (name in MEMORY)
+    assert ("nvidia-smi" in said) == (name in LOST)
+    assert "in fails" in (tmp_path / "run" / "error.txt").read_text()  # where it came from
+    drq.train(small(tmp_path / "run"), quiet=True)
+    assert_same_run(whole, tmp_path / "run")
+
+
+def test_memory_that_is_missing_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def make_replay(*args: Any) -> None:
+        raise OUT
+
+    monkeypatch.setattr(components, "make_replay", make_replay)
+    with pytest.raises(SystemExit) as left:
+        cli.main(["train", "toy/reach", "--device", "cpu", "--dir", str(tmp_path / "run"), "--steps", "2000"])
+    assert left.value.code == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("drq: There is no memory left (CUDA out of memory. Tried to allocate 2.00 GiB); the replay")
+    assert "There is no checkpoint yet" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_commands_say_it_too(
+    whole: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def make_acting_agent(*args: Any) -> None:
+        raise LOST["launch"]
+
+    monkeypatch.setattr("drq.training.policy.make_acting_agent", make_acting_agent)
+    with pytest.raises(SystemExit) as left:
+        cli.main(["eval", str(whole)])
+    assert left.value.code == 2
+    assert capsys.readouterr().err.startswith("drq: The GPU failed (CUDA error: unspecified launch failure): try again")
+
+
+def test_other_errors_are_not_taken_for_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Learner, "update", failing_at(3, RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        drq.train(small(tmp_path / "run"), quiet=True)
+
+
+FAULTY = """
+import os, pathlib, sys
+import torch
+from drq.training.loop import Trainer
+
+train = Trainer._train
+
+def fails_with_seed_1(self):
+    here = pathlib.Path(__file__).parent
+    (here / f"seed-{self.config.seed}").write_text(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "none"))
+    if self.config.seed == 1:
+        (here / "dead").touch()
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    train(self)
+
+if "drq.launch.worker" in sys.modules["__main__"].__spec__.name:  # not in the test's own process
+    Trainer._train = fails_with_seed_1
+"""
+SUITE = """
+imports = ["faulty_gpu"]
+preset = "cpu"
+tasks = ["toy/reach"]
+seeds = 3
+steps = 30
+[common]
+"agent.batch_size" = 8
+"agent.hidden_dim" = 16
+"agent.seed_steps" = 20
+"env.image_size" = 24
+"eval.episodes" = 1
+"eval.video" = false
+"engine.eval_process" = "off"
+[[settings]]
+label = "small"
+"""
+
+
+def test_a_suite_goes_on_without_the_run_and_without_mps_where_it_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeMPS(tmp_path, servers=f"test -e {tmp_path}/dead || echo 4711")
+    pretend_gpu(monkeypatch, fake, tmp_path)
+    monkeypatch.setattr(mps, "CLIENT_ATTEMPTS", 2)
+    monkeypatch.setattr(pools, "this_machines_gpus", lambda: [pools.FreeGPU("0", 139 * 1024**3)])
+    (tmp_path / "faulty_gpu.py").write_text(FAULTY)
+    (tmp_path / "suite.toml").write_text(SUITE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "faulty_gpu", raising=False)
+    suite = str(tmp_path / "suite.toml")
+    arguments = SuiteRunArguments(suite, dir=tmp_path / "out", jobs=2, imports=("faulty_gpu",))
+    assert run_suite(arguments) == 1
+    captured = capsys.readouterr()
+    assert "2 finished, 1 failed" in captured.out
+    failed = next(line for line in captured.out.splitlines() if line.startswith("Failed:"))
+    assert "seed 1: The GPU failed (CUDA error: an illegal memory access was encountered)" in failed
+    pipes = {seed: (tmp_path / f"seed-{seed}").read_text() for seed in (1, 2, 3)}
+    assert pipes[1] == pipes[2] == str(fake.folder / "pipe")
+    assert pipes[3] == "none"
+    assert "Going on without MPS, which has died" in captured.err
+    assert fake.gone()
+
+
+ON_GPU = """
+import os, signal
+import torch
+from drq.engine import Learner
+from drq.training.loop import Trainer
+
+update, train, fault = Learner.update, Trainer._train, os.environ.get("FAULT")
+
+def faulty(self):
+    if self.updates == 50 and fault == "memory":
+        torch.empty(2**50, dtype=torch.uint8, device="cuda")
+    if self.updates == 50 and fault == "lost":  # reads beyond an array: the GPU refuses this process from then on
+        torch.zeros(1, device="cuda")[torch.tensor([1000], device="cuda")].cpu()
+    if self.updates == 50 and fault == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    update(self)
+
+def only_with_seed_1(self):
+    if self.config.seed == 1:
+        Learner.update = faulty
+    train(self)
+
+Trainer._train = only_with_seed_1
+"""
+FILL = """
+import sys, torch
+free = torch.cuda.mem_get_info()[0]
+kept = torch.empty(free - 1_500_000_000, dtype=torch.uint8, device="cuda")
+print("full", flush=True)
+sys.stdin.read()
+"""
+GPU_FLAGS = [*FLAGS, "--device", "cuda", "--env.image-size", "84", "--agent.batch-size", "32"]
+GPU_FLAGS += ["--engine.precision", "bf16", "--engine.compile", "off", "--engine.eval-process", "off"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fault", ["memory", "lost"])
+def test_a_fault_of_the_gpu_in_the_middle(fault: str, tmp_path: Path) -> None:
+    (tmp_path / "on_gpu.py").write_text(ON_GPU)
+    train = ["train", "toy/reach", *GPU_FLAGS, "--import", "on_gpu", "--dir"]
+    ended = runs.drq(*train, "run", cwd=tmp_path, FAULT=fault)
+    print(f"{fault} in the middle: exit code {ended.returncode}: {ended.stderr.splitlines()[-1]}")
+    assert ended.returncode == 2, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "The last checkpoint stays" in ended.stderr
+    assert runs.drq(*train, "run", cwd=tmp_path).returncode == 0
+    assert runs.drq(*train, "whole", cwd=tmp_path).returncode == 0
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_others_have_filled(tmp_path: Path) -> None:
+    filler = subprocess.Popen([sys.executable, "-c", FILL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert filler.stdout is not None
+    try:
+        assert filler.stdout.readline() == "full\n"
+        ended = runs.drq("train", "toy/reach", "--preset", "planet", "--device", "cuda", "--dir", str(tmp_path / "run"))
+    finally:
+        filler.kill()
+        filler.wait()
+    print(f"memory at the start: exit code {ended.returncode}: {ended.stderr.splitlines()[-1]}")
+    assert ended.returncode == 2, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "the replay alone takes 2.14 GB" in ended.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fault", ["lost", "killed"])
+def test_an_mps_client_that_fails(fault: str, tmp_path: Path) -> None:
+    """The first of three runs on one GPU fails there, or is killed; whatever becomes of the others, the same command
+    again finishes all."""
+    (tmp_path / "on_gpu.py").write_text(ON_GPU)
+    (tmp_path / "suite.toml").write_text(SUITE.replace("faulty_gpu", "on_gpu").replace("steps = 30", "steps = 400"))
+    command = ["suite", "run", "suite.toml", "--jobs", "3", "--import", "on_gpu", "--dir", "out"]
+    ended = runs.drq(*command, cwd=tmp_path, FAULT=fault)
+    print(f"{fault} in a suite: exit code {ended.returncode}\n{ended.stdout}{ended.stderr}")
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stdout + ended.stderr
+    again = runs.drq(*command, cwd=tmp_path)
+    assert again.returncode == 0, again.stdout
+    assert "3 finished" in again.stdout
+
