@@ -61,7 +61,7 @@ def play(task: str, *renders: str) -> tuple[dict[str, Frames], dict[str, float],
 
 def replay(task: str, draw: Callable[[Any, Any], Frames]) -> Frames:
     """The same episode's frames by another way to draw a model's state."""
-    env: Any = make(task, EnvConfig(), 2)
+    env: Any = make(task, EnvConfig(observation="state"), 2)
     env.begin(0)
     simulator = env.simulator
     frames = [draw(simulator.model, simulator.data)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from drq.config import EnvConfig
 from drq.envs import Environment, make, task_names
+from drq.envs.raycast import compiler
 from drq.envs.rendering import choose_backend, missing_libraries, mujoco_imports
 from drq.errors import UserError
 
@@ -22,8 +24,10 @@ with mujoco_imports():
     from dm_control import suite
 
 needs_gl = pytest.mark.skipif(bool(missing_libraries(choose_backend())), reason="no OpenGL libraries")
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
 STATE = EnvConfig(observation="state")
+OPENGL = EnvConfig(render="fast")
 DRAWN = [
     "cartpole-swingup",
     "cheetah-run",
@@ -212,15 +216,15 @@ def test_cameras() -> None:
         env.close()
         return frame
 
-    default = first(EnvConfig())
-    assert np.array_equal(default, first(EnvConfig(camera=2)))
-    assert not np.array_equal(default, first(EnvConfig(camera=0)))
+    default = first(OPENGL)
+    assert np.array_equal(default, first(dataclasses.replace(OPENGL, camera=2)))
+    assert not np.array_equal(default, first(dataclasses.replace(OPENGL, camera=0)))
     with pytest.raises(UserError, match=r"set --env.camera to 0 to 3"):
         make("dmc/quadruped-walk", EnvConfig(camera=4), 2)
 
 
 @needs_gl
-@pytest.mark.parametrize("render", ["paper", "fast"])
+@pytest.mark.parametrize("render", ["paper", "fast", pytest.param("ray", marks=needs_compiler)])
 def test_video_pictures_are_larger_and_leave_observations_alone(render: Any) -> None:
     env = make("dmc/walker-walk", EnvConfig(render=render), 2)
     frame = env.reset(1)
@@ -236,8 +240,9 @@ def test_video_pictures_are_larger_and_leave_observations_alone(render: Any) -> 
 
 
 @needs_gl
-def test_a_model_rebuilt_by_the_task_is_drawn_anew() -> None:
-    env = make("dmc/cartpole-swingup", EnvConfig(), 2)
+@pytest.mark.parametrize("render", ["fast", pytest.param("ray", marks=needs_compiler)])
+def test_a_model_rebuilt_by_the_task_is_drawn_anew(render: Any) -> None:
+    env = make("dmc/cartpole-swingup", EnvConfig(render=render), 2)
     before = env.reset(0)
     physics = physics_of(env)
     model = copy.copy(physics.model)
@@ -257,7 +262,7 @@ def test_a_model_rebuilt_by_the_task_is_drawn_anew() -> None:
 
 @needs_gl
 def test_an_environment_can_live_in_another_thread_than_its_maker() -> None:
-    env = make("dmc/cartpole-swingup", EnvConfig(), 8)
+    env = make("dmc/cartpole-swingup", OPENGL, 8)
     frames = []
 
     def live() -> None:
@@ -268,6 +273,6 @@ def test_an_environment_can_live_in_another_thread_than_its_maker() -> None:
     thread = threading.Thread(target=live)
     thread.start()
     thread.join()
-    here = make("dmc/cartpole-swingup", EnvConfig(), 8)
+    here = make("dmc/cartpole-swingup", OPENGL, 8)
     assert np.array_equal(frames, [here.reset(0), here.step(np.ones(1, np.float32)).frame])
     here.close()

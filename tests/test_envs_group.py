@@ -29,6 +29,7 @@ needs_gl = pytest.mark.skipif(bool(missing_libraries(choose_backend())), reason=
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
 STATE = EnvConfig(observation="state")
+OPENGL = EnvConfig(render="fast")
 
 
 @contextmanager
@@ -121,7 +122,7 @@ def test_frames_cast_together_are_those_of_single_environments(name: str) -> Non
 @needs_gl
 @pytest.mark.parametrize("name", ["finger-turn_hard", "point_mass-hard", "swimmer-swimmer6"])
 def test_models_that_differ_between_episodes_are_each_drawn_as_they_are(name: str) -> None:
-    with group_and_singles(f"dmc/{name}", EnvConfig(image_size=33), 2, 3) as (group, singles):
+    with group_and_singles(f"dmc/{name}", EnvConfig(image_size=33, render="fast"), 2, 3) as (group, singles):
         assert isinstance(group, ControlSuiteGroup)
         assert_plays_like_singles(group, singles)
 
@@ -190,7 +191,7 @@ def test_one_context_and_one_read_back_for_all(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(mujoco, "mjr_render", counted("drawn", mujoco.mjr_render))
     monkeypatch.setattr(mujoco, "mjr_readPixels", counted("read", mujoco.mjr_readPixels))
     monkeypatch.setattr(GL, "glReadPixels", counted("read", GL.glReadPixels))
-    with closing(make_group("dmc/cartpole-swingup", EnvConfig(image_size=24), 8, 7)) as group:
+    with closing(make_group("dmc/cartpole-swingup", EnvConfig(image_size=24, render="fast"), 8, 7)) as group:
         group.reset({slot: slot for slot in range(7)})
         # A slot or two are also drawn alone, for comparison.
         assert counts["read"] <= 1 + 2
@@ -204,8 +205,8 @@ def test_one_context_and_one_read_back_for_all(monkeypatch: pytest.MonkeyPatch) 
 def test_a_group_may_be_used_from_any_thread() -> None:
     action = np.ones(1, np.float32)
     with (
-        closing(make_group("dmc/cartpole-swingup", EnvConfig(), 8, 6)) as group,
-        closing(make("dmc/cartpole-swingup", EnvConfig(), 8)) as single,
+        closing(make_group("dmc/cartpole-swingup", OPENGL, 8, 6)) as group,
+        closing(make("dmc/cartpole-swingup", OPENGL, 8)) as single,
         ThreadPoolExecutor(1) as elsewhere,
     ):
         assert np.array_equal(group.reset({5: 3})[5], single.reset(3))
@@ -217,14 +218,14 @@ def test_a_group_may_be_used_from_any_thread() -> None:
 @pytest.mark.parametrize(
     ("name", "config", "agent_steps"),
     [
-        ("walker-walk", EnvConfig(), 27),
+        ("walker-walk", OPENGL, 27),
         ("cheetah-run", EnvConfig(render="fast"), 3),
-        ("quadruped-walk", EnvConfig(image_size=40), 2),
-        ("quadruped-escape", EnvConfig(image_size=40), 2),  # terrain: drawn by each environment for itself
-        ("dog-run", EnvConfig(image_size=40), 2),  # a skin
-        ("point_mass-hard", EnvConfig(image_size=40), 2),  # tendons
-        ("humanoid_CMU-run", EnvConfig(image_size=40), 2),  # many geoms
-        ("swimmer-swimmer6", EnvConfig(image_size=40), 2),  # a light that each episode puts elsewhere
+        ("quadruped-walk", EnvConfig(image_size=40, render="fast"), 2),
+        ("quadruped-escape", EnvConfig(image_size=40, render="fast"), 2),  # terrain: each draws for itself
+        ("dog-run", EnvConfig(image_size=40, render="fast"), 2),  # a skin
+        ("point_mass-hard", EnvConfig(image_size=40, render="fast"), 2),  # tendons
+        ("humanoid_CMU-run", EnvConfig(image_size=40, render="fast"), 2),  # many geoms
+        ("swimmer-swimmer6", EnvConfig(image_size=40, render="fast"), 2),  # a light that each episode puts elsewhere
         pytest.param("swimmer-swimmer6", EnvConfig(image_size=40, render="ray"), 2, marks=needs_compiler),
     ],
 )
@@ -254,7 +255,7 @@ def test_pictures_for_videos_are_the_single_environments_and_leave_frames_alone(
 
 @needs_gl
 def test_pictures_of_several_slots_are_developed_together_in_the_order_asked_for() -> None:
-    with group_and_singles("dmc/reacher-easy", EnvConfig(image_size=24), 2, 3) as (group, singles):
+    with group_and_singles("dmc/reacher-easy", EnvConfig(image_size=24, render="fast"), 2, 3) as (group, singles):
         group.reset({slot: slot for slot in range(3)})
         snapshots = [group.snapshot(slot) for slot in (2, 0, 1)]
         pictures = group.develop(snapshots)
@@ -290,7 +291,7 @@ def test_pictures_are_read_back_in_few_goes_from_one_buffer_that_is_closed(monke
     monkeypatch.setattr(GL, "glReadPixels", noted_read)
     monkeypatch.setattr(Tiles, "__init__", noted_init)
     monkeypatch.setattr(Tiles, "close", noted_close)
-    with closing(make_group("dmc/cartpole-swingup", EnvConfig(image_size=24), 8, 3)) as group:
+    with closing(make_group("dmc/cartpole-swingup", EnvConfig(image_size=24, render="fast"), 8, 3)) as group:
         group.reset({slot: slot for slot in range(3)})
         read.clear()
         snapshots = [group.snapshot(1) for _ in range(60)]
@@ -312,7 +313,7 @@ def test_snapshots_leave_nothing_behind() -> None:
         gc.collect()
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
 
-    with closing(make_group("dmc/cartpole-swingup", EnvConfig(image_size=24), 8, 2)) as group:
+    with closing(make_group("dmc/cartpole-swingup", EnvConfig(image_size=24, render="fast"), 8, 2)) as group:
         group.reset({0: 0, 1: 1})
         snapshots = [group.snapshot(0) for _ in range(100)]
         del snapshots
@@ -328,7 +329,7 @@ def test_a_model_rebuilt_by_the_task_is_drawn_anew() -> None:
         red, green, _ = frame.astype(int)
         return int((red > green + 100).sum())
 
-    envs = [make_dmc("cartpole-swingup", EnvConfig(), 2) for _ in range(2)]
+    envs = [make_dmc("cartpole-swingup", OPENGL, 2) for _ in range(2)]
     with closing(ControlSuiteGroup(envs)) as group:
         assert [red_pixels(frame) for frame in group.reset({0: 0, 1: 0}).values()] == [0, 0]
         physics = envs[1].simulator._physics
@@ -343,8 +344,8 @@ def test_a_model_rebuilt_by_the_task_is_drawn_anew() -> None:
 
 @needs_gl
 def test_pictures_too_large_for_one_buffer_get_one_each() -> None:
-    assert isinstance(make_group("dmc/cartpole-swingup", EnvConfig(image_size=512), 8, 10), ControlSuiteGroup)
-    assert isinstance(make_group("dmc/cartpole-swingup", EnvConfig(image_size=513), 8, 10), ThreadedGroup)
+    for size, kind in ((512, ControlSuiteGroup), (513, ThreadedGroup)):
+        assert isinstance(make_group("dmc/cartpole-swingup", EnvConfig(image_size=size, render="fast"), 8, 10), kind)
 
 
 def test_a_grid_holds_all_tiles_in_a_buffer_no_longer_than_needed() -> None:
@@ -439,7 +440,7 @@ def test_an_opengl_that_draws_tiles_otherwise_is_noticed(monkeypatch: pytest.Mon
         return {number: image if number == 0 else image ^ 1 for number, image in images.items()}
 
     monkeypatch.setattr(TiledCamera, "draw", off_by_one)
-    config = EnvConfig(image_size=32)
+    config = EnvConfig(image_size=32, render="fast")
     group = make_group("dmc/cartpole-swingup", config, 8, 3)
     single = make("dmc/cartpole-swingup", config, 8)
     try:
@@ -464,7 +465,7 @@ def test_snapshots_from_before_it_was_noticed_are_pictures_all_the_same(monkeypa
         return {number: image ^ number for number, image in original(self, states).items()}
 
     monkeypatch.setattr(TiledCamera, "draw", off_by_one)
-    with group_and_singles("dmc/cartpole-swingup", EnvConfig(image_size=32), 8, 2) as (group, singles):
+    with group_and_singles("dmc/cartpole-swingup", EnvConfig(image_size=32, render="fast"), 8, 2) as (group, singles):
         snapshots = []
         for slot in range(2):
             assert np.array_equal(group.reset({slot: slot})[slot], singles[slot].reset(slot))

@@ -42,6 +42,13 @@ def test_settings_that_an_older_folder_does_not_name_have_their_defaults() -> No
     assert config_from_json(plain) == preset("planet", "dmc/walker-walk")
 
 
+def test_a_run_that_names_no_way_to_draw_is_drawn_as_it_was() -> None:
+    """By OpenGL: `auto` became the default later."""
+    plain = config_to_json(preset("planet", "dmc/walker-walk"))
+    del plain["env"]["render"]
+    assert config_from_json(plain).env.render == "fast"
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -29,7 +29,7 @@ class EnvConfig:
     """Consecutive frames stacked into one observation."""
     camera: int | None = None
     """Camera of a control-suite task. Unset: 0, and 2 for quadruped."""
-    render: Render = "fast"
+    render: Render = "auto"
     """Control suite: `paper` gives dm_control's own pixels, `fast` a smaller shadow map; `ray` draws without OpenGL,
     `cuda` the same inside the GPU's program; `auto` is the fastest that this machine has (docs/fidelity.md)."""
     max_episode_steps: int | None = None

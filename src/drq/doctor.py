@@ -152,25 +152,27 @@ def _check_images(machine: Machine) -> Iterator[Check]:
 
 
 def _check_renderer(machine: Machine) -> Check:
-    """OpenGL, which draws by default."""
+    """OpenGL, which draws what rays cannot, and all where they are not cast."""
     renderer = machine.renderer
-    instead = f" `--env.render auto` takes `{machine.rays}` instead, without OpenGL." if machine.rays else ""
     if not isinstance(renderer, Renderer):
-        return Check("renderer", "failure", renderer + instead, control_only=True)
-    if not renderer.software:
-        return Check("renderer", "ok", renderer.name)
+        if machine.rays is None:
+            return Check("renderer", "failure", renderer, control_only=True)
+        only = "Only `--env.render paper` and `fast`, dog and quadruped-escape need it"
+        return Check("renderer", "ok", f"no OpenGL; `{machine.rays}` draws without. {only}. {renderer}")
+    if machine.rays or not renderer.software:
+        return Check("renderer", "ok", renderer.name + (", software" if renderer.software else ""))
     if machine.nvidia_device:
         remedy = (
             "install the EGL part of NVIDIA's driver (Ubuntu: libnvidia-gl-VERSION; in a container set "
             "NVIDIA_DRIVER_CAPABILITIES=all)"
         )
-        return Check("renderer", "warning", f"{renderer.name} is software, beside an idle GPU: {remedy}.{instead}")
-    remedy = "most tasks need none of it" if instead else "`apt-get install g++` and `--env.render auto` draw faster"
-    return Check("renderer", "warning", f"{renderer.name} is software, 6 to 30 ms a frame: {remedy}.{instead}")
+        return Check("renderer", "warning", f"{renderer.name} is software, beside an idle GPU: {remedy}.")
+    remedy = "`apt-get install g++` draws several times as fast"
+    return Check("renderer", "warning", f"{renderer.name} is software, 6 to 30 ms a frame: {remedy}.")
 
 
 def _check_rays(machine: Machine) -> Check:
-    """What else could draw."""
+    """What draws, unless the user says otherwise."""
     if machine.rays is None:
         needed = "a C++ compiler (`apt-get install g++`), on a GPU one with bfloat16 too"
         return Check("ray caster", "ok", f"`--env.render auto` is OpenGL: drawing without it needs {needed}.")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from drq.agents import agent_kind, agent_name
-from drq.config import AgentConfig, TrainConfig
+from drq.config import AgentConfig, EnvConfig, TrainConfig
 from drq.envs import split_task
 from drq.errors import UserError, did_you_mean
 
@@ -30,15 +30,17 @@ def config_to_json(config: TrainConfig) -> dict[str, Any]:
 
 
 def config_from_json(plain: Mapping[str, Any], agent: AgentConfig | None = None) -> TrainConfig:
-    """The configuration that `config_to_json` wrote. A setting that is not named, as by an older version, has its
-    default; a name or a value that does not fit is a UserError. `agent`: settings of an agent that may be in no table.
+    """The configuration that `config_to_json` wrote. A setting that is not named, as by an older version, has the
+    default of then; a name or a value that does not fit is a UserError. `agent`: settings of an agent that may be in
+    no table.
     """
     named = flat(plain)
     if missing := [name for name in ("task", "preset", "agent.type") if name not in named]:
         raise UserError(f"The setting {missing[0]!r} is missing: write it in again.")
     name = named.pop("agent.type")
     kind = type(agent) if agent is not None and agent_name(agent) == name else agent_kind(name).config
-    return override(TrainConfig(task="", preset="", agent=kind()), named)
+    # Whoever names no way to draw was drawn by OpenGL: what `auto` would be here and now are other pixels.
+    return override(TrainConfig(task="", preset="", agent=kind(), env=EnvConfig(render="fast")), named)
 
 
 def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:

@@ -54,6 +54,7 @@ def settings_of(config: Mapping[str, Any], without: Sequence[str] = NAMED) -> Se
         if isinstance(room, dict)
         for key, value in room.items()
         if key not in (*without, *OF_THE_TASK, "device")
+        for value in ("ray" if (key, value) == ("render", "cuda") else value,)  # the same pixels
     }
 
 
