@@ -13,7 +13,6 @@ from multiprocessing.connection import Pipe
 from pathlib import Path
 
 import pytest
-import safetensors.torch
 import torch
 
 import drq
@@ -25,10 +24,12 @@ from drq.config import EngineConfig, EvalConfig, TrainConfig
 from drq.engine.settings import EngineSettings
 from drq.envs import EnvironmentGroup
 from drq.training import evaluation_service
+from drq.training.checkpoint import newest_agent_step
 from drq.training.evaluation_service import (
     EvaluationRequest,
     InlineEvaluation,
     SubprocessEvaluation,
+    packed,
     settings_beside_training,
 )
 from drq.training.folder import config_to_json
@@ -42,6 +43,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "alone"
     drq.train(small(folder), quiet=True)
     return folder
+
+
+def test_a_finished_run_has_a_checkpoint_of_its_last_step(alone: Path, tmp_path: Path) -> None:
+    assert newest_agent_step(alone / "checkpoint") == int(rows(alone / "eval.csv")[-1]["agent_step"])
+    assert newest_agent_step(tmp_path / "checkpoint") is None
 
 
 def test_a_process_of_its_own_changes_nothing(alone: Path, tmp_path: Path) -> None:
@@ -213,7 +219,7 @@ except EOFError:
     with ours:
         ours.send_bytes(json.dumps(config_to_json(config)).encode())
         ours.send_bytes(json.dumps(dataclasses.asdict(request)).encode())
-        ours.send_bytes(safetensors.torch.save(dict(agent.modules.state_dict())))
+        ours.send_bytes(packed(dict(agent.modules.state_dict())))
         scores = json.loads(ours.recv_bytes())
     assert process.communicate(timeout=60) == ("3\n", None)
     here = InlineEvaluation(config, EngineSettings.resolve(config.engine, CPU, config.agent))

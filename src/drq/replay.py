@@ -348,7 +348,7 @@ class Replay:
         )
 
     def written_since(self, marks: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
-        """Transitions and frames added after these marks that are still in the rings, on the host."""
+        """Copies of transitions and frames added after these marks that are still in the rings, on its device."""
         parts: dict[str, Tensor] = {}
         for number, (stream, (transitions, frames)) in enumerate(zip(self.streams, marks, strict=True)):
             last_row, last_frame = stream.mark
@@ -356,10 +356,10 @@ class Replay:
             kept = np.arange(max(frames, last_frame - self.stream_frames), last_frame)
             row_slots, frame_slots = self._slots(number, rows, kept)
             name = _suffix(number)
-            parts[f"rows{name}"] = self.rings.rows[row_slots].cpu()
-            parts[f"places{name}"] = self.rings.places[row_slots].cpu()
+            parts[f"rows{name}"] = self.rings.rows[row_slots]
+            parts[f"places{name}"] = self.rings.places[row_slots]
             parts[f"oldest_frame{name}"] = torch.from_numpy(stream.oldest_frame[rows % self.stream_capacity])
-            parts[f"frames{name}"] = self.rings.frames[frame_slots].cpu()
+            parts[f"frames{name}"] = self.rings.frames[frame_slots]
         return parts
 
     def restore(

@@ -6,6 +6,7 @@ from drq.engine.faults import in_words, lacks_memory
 from drq.engine.kernels import KernelError
 from drq.engine.learner import HostActor, Learner, to_action
 from drq.engine.settings import EngineSettings, choose_device
+from drq.engine.snapshot import Snapshot
 
 __all__ = [
     "DrawnStack",
@@ -14,6 +15,7 @@ __all__ = [
     "HostActor",
     "KernelError",
     "Learner",
+    "Snapshot",
     "choose_device",
     "draws_frames",
     "in_words",

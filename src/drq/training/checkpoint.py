@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from drq.agents import Agent
-from drq.engine import Learner, to_action
+from drq.engine import Learner, Snapshot, to_action
 from drq.errors import UserError
 from drq.replay import Replay
 from drq.training.folder import refuse_link, write_atomically
@@ -178,16 +178,17 @@ class Checkpoints:
     def save(self, learner: Learner, run: RunState) -> None:
         """Takes a snapshot now and writes it while training goes on."""
         self.wait()
-        state = {name: tensor.detach().cpu().clone() for name, tensor in learner.state().items()}
-        if diverged := _not_finite(state):
+        now = learner.state()
+        if diverged := _not_finite(now):
             kept = f"The checkpoint of agent step {self.newest:,} stays" if self.newest else "There is no checkpoint"
             raise UserError(
                 f"The agent has diverged: {diverged} is not finite at agent step {run.agent_step:,}. {kept}: "
                 "try a smaller --agent.learning-rate in another --dir, and see that rewards are not huge."
             )
-        state["episode_actions"] = torch.from_numpy(np.array(run.episode_actions, dtype=np.float32))
+        now["episode_actions"] = torch.from_numpy(np.array(run.episode_actions, dtype=np.float32))
         for agent_step, weights in run.pending.items():
-            state |= {f"evaluation.{agent_step}.{name}": value for name, value in weights.items()}
+            now |= {f"evaluation.{agent_step}.{name}": value for name, value in weights.items()}
+        state = Snapshot.of(now)
         before, replay = self._kept[-1] if self._kept else None, learner.replay
         # Of two checkpoints of one agent step, as before and after the last evaluation, only one is kept: they share
         # their newest files, and so any damage to these.
@@ -196,7 +197,7 @@ class Checkpoints:
         segments = before.segments if before else []
         serial = before.serial + 1 if before else 1
         last = segments[-1].marks if segments else [(0, 0) for _ in replay.streams]
-        fresh = replay.written_since(last)
+        fresh = Snapshot(replay.written_since(last))
         segments = [old for old in segments if replay.keeps(old.marks)]
         if last != replay.marks():
             segments.append(Segment(f"replay-{serial:010d}.safetensors", replay.marks()))
@@ -218,10 +219,10 @@ class Checkpoints:
             written = [
                 segment
                 if segment.sha256 or segment.file in (before.checksums if before else ())
-                else replace(segment, sha256=_save_durably(fresh, self.folder / segment.file))
+                else replace(segment, sha256=_save_durably(fresh.on_host(), self.folder / segment.file))
                 for segment in segments
             ]
-            state_sha256 = _save_durably(state, self.folder / described.state)
+            state_sha256 = _save_durably(state.on_host(), self.folder / described.state)
             new = replace(described, segments=written, state_sha256=state_sha256)
             if generation_before is not None:
                 write_atomically(self._previous, generation_before.to_text())
@@ -319,6 +320,11 @@ _PROGRESS = [
 """What latest.json keeps of a run's state under `progress` as it is."""
 
 
+def newest_agent_step(folder: Path) -> int | None:
+    """Of the newest checkpoint in a folder; None where there is none."""
+    return next((described.agent_step for described in _described_or_nothing(folder / "latest.json")), None)
+
+
 def load_weights(folder: Path, agent: Agent) -> int:
     """Loads a checkpoint's networks alone; gives the agent step they are from."""
     if not (folder / "latest.json").exists() and not (folder / "previous.json").exists():
@@ -414,11 +420,15 @@ def _check_shapes(state: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
 
 def _not_finite(state: dict[str, Tensor]) -> str | None:
     """The name of a weight or a moment that is not finite, if there is one."""
-    for name, value in state.items():
-        learnt = name.startswith(("agent.", "optimizer.")) and value.is_floating_point()
-        if learnt and not bool(torch.isfinite(value).all()):
-            return name
-    return None
+    names = [
+        name
+        for name, value in state.items()
+        if name.startswith(("agent.", "optimizer.")) and value.is_floating_point()
+    ]
+    finite = [torch.isfinite(state[name]).all() for name in names]
+    # Together: a GPU is waited for once.
+    told = torch.stack([one.to(finite[0].device) for one in finite]).tolist() if finite else []
+    return next((name for name, fine in zip(names, told, strict=True) if not fine), None)
 
 
 def _save_durably(tensors: dict[str, Tensor], path: Path) -> str:

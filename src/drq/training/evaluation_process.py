@@ -10,13 +10,17 @@ import sys
 import traceback
 from multiprocessing.connection import Connection
 
-import safetensors.torch
 import torch
 
 from drq.engine import choose_device, in_words
 from drq.errors import UserError
 from drq.training.components import make_acting_agent, make_env
-from drq.training.evaluation_service import EvaluationRequest, InlineEvaluation, settings_beside_training
+from drq.training.evaluation_service import (
+    EvaluationRequest,
+    InlineEvaluation,
+    receive_weights,
+    settings_beside_training,
+)
 from drq.training.folder import config_from_json
 
 PR_SET_PDEATHSIG = 1
@@ -42,7 +46,7 @@ def serve(pipe: Connection) -> None:
     evaluations.prepare(agent)
     while True:
         request = EvaluationRequest(**json.loads(pipe.recv_bytes()))
-        agent.modules.load_state_dict(safetensors.torch.load(pipe.recv_bytes()))
+        receive_weights(pipe, agent)
         pipe.send_bytes(json.dumps(evaluations.play(agent, request)).encode())
 
 

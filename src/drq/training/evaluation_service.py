@@ -13,17 +13,19 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
-import safetensors.torch
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from drq.agents.protocol import Agent
 from drq.child import start_child
 from drq.config import EngineConfig, TrainConfig
-from drq.engine.settings import EngineSettings
+from drq.engine import EngineSettings, Snapshot
 from drq.envs import family_of
 from drq.training.components import make_group
 from drq.training.evaluate import EvaluationStopped, Evaluator
@@ -120,9 +122,19 @@ def open_evaluation_service(
     return SubprocessEvaluation(config, inline) if engine.eval_process else inline
 
 
-def weights_of(agent: Agent) -> Weights:
-    """A copy of the agent's weights, on the host."""
-    return {name: value.detach().cpu().clone().contiguous() for name, value in agent.modules.state_dict().items()}
+def packed(weights: Weights) -> NDArray[np.uint8]:
+    """Weights on the host as bytes, in their order: for the other process, whose agent has the same."""
+    return torch.cat([value.contiguous().view(-1).view(torch.uint8) for value in weights.values()]).numpy()
+
+
+def receive_weights(pipe: Connection, agent: Agent) -> None:
+    """Gives an agent the weights that come through the pipe `packed`."""
+    own = agent.modules.state_dict()
+    sizes = [value.numel() * value.element_size() for value in own.values()]
+    received = torch.empty(sum(sizes), dtype=torch.uint8)
+    pipe.recv_bytes_into(memoryview(received.numpy()))
+    for value, part in zip(own.values(), received.split(sizes), strict=True):
+        value.copy_(part.clone().view(value.dtype).view(value.shape))  # a clone is aligned, whatever came before it
 
 
 @contextlib.contextmanager
@@ -157,7 +169,7 @@ class InlineEvaluation:
         try:
             self._done.append((request, self.play(agent, request)))
         except EvaluationStopped:
-            self._stopped[request.agent_step] = weights_of(agent)
+            self._stopped[request.agent_step] = Snapshot.of(agent.modules.state_dict()).on_host()
 
     def resume(self, agent: Agent, request: EvaluationRequest, weights: Weights) -> None:
         with other_weights(agent, weights):
@@ -210,7 +222,7 @@ class SubprocessEvaluation:
     def __init__(self, config: TrainConfig, fallback: InlineEvaluation) -> None:
         self._fallback = fallback
         self._agent: Agent | None = None
-        self._pending: list[tuple[EvaluationRequest, bytes]] = []
+        self._pending: list[tuple[EvaluationRequest, Snapshot]] = []
         self._process, self._pipe = start_child("drq.training.evaluation_process")
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
         self._pipe.send_bytes(json.dumps(config_to_json(config)).encode())
@@ -220,22 +232,22 @@ class SubprocessEvaluation:
         return bool(self._pending)
 
     def submit(self, agent: Agent, request: EvaluationRequest) -> None:
-        self.resume(agent, request, weights_of(agent))
+        self.resume(agent, request, agent.modules.state_dict())
 
     def resume(self, agent: Agent, request: EvaluationRequest, weights: Weights) -> None:
         self._agent = agent
-        packed = safetensors.torch.save(weights)
-        self._pending.append((request, packed))
+        snapshot = Snapshot.of({name: weights[name] for name in agent.modules.state_dict()})
+        self._pending.append((request, snapshot))
         # The other process reads only between two evaluations, and training must not wait for that.
-        self._sender.submit(self._send, request, packed)
+        self._sender.submit(self._send, request, snapshot)
 
     def pending(self) -> dict[int, Weights]:
-        return {request.agent_step: safetensors.torch.load(packed) for request, packed in self._pending}
+        return {request.agent_step: weights.copies for request, weights in self._pending}
 
-    def _send(self, request: EvaluationRequest, weights: bytes) -> None:
+    def _send(self, request: EvaluationRequest, weights: Snapshot) -> None:
         with contextlib.suppress(OSError):  # it has ended: collect notices, and plays what is pending here
             self._pipe.send_bytes(json.dumps(dataclasses.asdict(request)).encode())
-            self._pipe.send_bytes(weights)
+            self._pipe.send_bytes(packed(weights.on_host()))
 
     def collect(self, *, wait: bool, leave: int = 0) -> list[tuple[EvaluationRequest, list[float]]]:
         done = []
@@ -262,10 +274,10 @@ class SubprocessEvaluation:
             pass
         return True
 
-    def _play_inline(self, request: EvaluationRequest, weights: bytes) -> list[float]:
+    def _play_inline(self, request: EvaluationRequest, weights: Snapshot) -> list[float]:
         print("The evaluation process has ended; this process evaluates instead.", file=sys.stderr)
         assert self._agent is not None
-        with other_weights(self._agent, safetensors.torch.load(weights)):
+        with other_weights(self._agent, weights.copies):
             return self._fallback.play(self._agent, request)
 
     def close(self) -> None:
