@@ -15,7 +15,7 @@ from drq.errors import UserError
 
 pytest.importorskip("ale_py")
 
-from drq.envs import make
+from drq.envs import atari_group, make
 from drq.envs.atari_group import AtariGroup, ProcessWorker
 
 CONFIG = EnvConfig(frame_stack=4, image_size=42)
@@ -23,8 +23,10 @@ CONFIG = EnvConfig(frame_stack=4, image_size=42)
 
 @pytest.fixture(params=[1, 2], ids=["here", "in processes"], autouse=True)
 def workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """As many cores as a launcher has given the group."""
-    monkeypatch.setenv("OMP_NUM_THREADS", str(request.param))
+    """More than the one core that a launcher has given the group, where it takes what others leave."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(atari_group, "usable_cores", lambda: 16)
+    monkeypatch.setattr(atari_group, "LEAST_WORKERS", request.param)
     count: int = request.param
     return count
 

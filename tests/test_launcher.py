@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -11,6 +12,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +22,10 @@ from safetensors.torch import load_file
 from drq.errors import UserError
 from drq.launch import mps, pools
 from drq.launch.launcher import SuiteRunArguments, run_suite
-from drq.launch.pools import STOPPED, FreeGPU, Job, error_of, plan_slots, share_gpus, start_worker
+from drq.launch.pools import STOPPED, FreeGPU, Job, LocalPool, error_of, plan_slots, share_gpus, start_worker
 from drq.launch.status import RunStatus, read_status, seconds_left, suite_status
 from drq.launch.suite_folder import SuiteFolder
+from drq.presets import preset
 from drq.report.results import read_results
 from drq.suites import Run, Suite, find_suite
 from drq.training.lock import this_process
@@ -274,6 +278,43 @@ def test_runs_at_a_time(
 def test_when_runs_share_a_gpu(devices: str, shared: bool) -> None:
     slots = [{} if name == "-" else {"CUDA_VISIBLE_DEVICES": name} for name in devices.split()]
     assert share_gpus(slots) is shared
+
+
+def test_a_run_that_only_evaluates_gives_its_place_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as the GPU has memory for one more."""
+    agent_steps: dict[str, int] = {}
+    monkeypatch.setattr(pools, "newest_agent_step", lambda checkpoint: agent_steps.get(checkpoint.parent.name))
+    monkeypatch.setattr(pools, "this_machines_gpus", lambda: [SMALL])
+    monkeypatch.setattr(pools, "LOOK_SECONDS", 0.0)
+    sleeping = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    monkeypatch.setattr(
+        *(pools, "start_worker"), lambda *_, **__: subprocess.Popen(sleeping, stdin=subprocess.PIPE, text=True)
+    )
+    folder: Any = SimpleNamespace(run_path=lambda run: tmp_path / run.label, log=lambda run: tmp_path / "log", lock=0)
+    (tmp_path / "log").touch()
+    pool = LocalPool(folder, [{"CUDA_VISIBLE_DEVICES": SMALL.name}])
+    runs = [Run("atari/pong", label, 1, 100) for label in ("first", "second", "third")]
+    jobs = [Job(run, dataclasses.replace(preset("atari100k", run.task), steps=100)) for run in runs]
+    try:
+        pool.start(jobs[0])
+        agent_steps["first"] = 99
+        assert pool.size == 1
+        agent_steps["first"] = 100
+        assert pool.size == 2
+        pool.start(jobs[1])
+        agent_steps["second"] = 100
+        assert pool.size == 2  # 9 GB are no place for three
+        first, _ = pool._processes[runs[0]]
+        first.kill()
+        first.wait()
+        assert [ended.run for ended in pool.ended()] == [runs[0]]
+        assert pool.size == 2
+        pool.start(jobs[2])
+        assert pool.running == runs[1:]
+    finally:
+        pool.kill()
 
 
 TELL = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,23 +16,28 @@ from numpy.typing import NDArray
 
 from drq.child import start_child
 from drq.config import EnvConfig
-from drq.cores import allotted_cores
+from drq.cores import allotted_cores, usable_cores
 from drq.envs.atari import GameEpisode, check_playable, emulators_range, game_spec
 from drq.envs.atari_emulator import Emulator, Played
 from drq.envs.protocol import Action, EnvSpec, Frame, Step
 
 END_SECONDS = 5.0
 """For a process whose pipe is closed."""
+LEAST_WORKERS = 4
+"""So many processes a group has, cores permitting, even where a launcher gives it fewer: as evaluations end, those that
+have long games left take over their cores."""
+NICENESS = 5
+"""Of these processes: they take what the training of others leaves."""
 
 
 def make_group(name: str, config: EnvConfig, action_repeat: int, count: int) -> AtariGroup:
     """So many of the game of that name. Its action repeat is always 4."""
     check_playable(name, config)
-    return AtariGroup(name, config, count, min(allotted_cores(), count))
+    return AtariGroup(name, config, count, min(max(allotted_cores(), LEAST_WORKERS), usable_cores(), count))
 
 
 class AtariGroup:
-    """One game in many slots, dealt out to as many workers as there are cores for them.
+    """One game in many slots, dealt out to some workers.
 
     A slot that a step does not name stays as it is.
     """
@@ -177,6 +183,7 @@ def _told_of_its_end() -> Iterator[None]:
 
 def serve(pipe: Connection) -> None:
     """Emulates what it is asked to until the pipe closes."""
+    os.nice(NICENESS)
     slots = Slots(*pipe.recv())
     pipe.send(slots.action_size)
     while True:

@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -23,7 +25,9 @@ from drq.launch.mps import CLIENTS_PER_GPU, if_it_still_works, mps_if_possible
 from drq.launch.suite_folder import SuiteFolder
 from drq.machine import free_memory
 from drq.suites import Run
-from drq.training.folder import config_to_json
+from drq.training.checkpoint import newest_agent_step
+from drq.training.folder import RunFolder, config_to_json
+from drq.training.schedule import Schedule
 
 CORES_PER_CPU_RUN = 2
 PROCESSES_PER_GPU_RUN = 2
@@ -32,6 +36,8 @@ BYTES_PER_RUN = 4 * 1024**3
 """The replay of the paper's settings, networks and images under way."""
 STOPPED = 130
 """Exit code of a run that was asked to stop."""
+LOOK_SECONDS = 1.0
+"""Between two looks at which runs are trained."""
 ERROR_LINES = 40
 """How much of what a failed run printed is kept in its error.txt."""
 
@@ -99,8 +105,10 @@ class FreeGPU:
     """Bytes."""
 
 
+@cache
 def this_machines_gpus() -> list[FreeGPU]:
-    """GPUs that training would use. Another process looks, so that this one takes no memory of theirs."""
+    """GPUs that training would use, as they were before any of ours began. Another process looks, so that this one
+    takes no memory of theirs."""
     count = torch.cuda.device_count()
     if not count:
         return []
@@ -202,9 +210,33 @@ class LocalPool:
         self._folder = folder
         self._free = list(slots)
         self._processes: dict[Run, tuple[subprocess.Popen[str], Mapping[str, str]]] = {}
+        self._training: dict[Run, int] = {}
+        """Runs that hold their slot, with the agent steps they have to make."""
+        self._look_at = 0.0
         self._shared: Mapping[str, str] = {}
         """Further variables, the same for every run."""
-        self.size = len(slots)
+
+    @property
+    def size(self) -> int:
+        """A place for each slot, and one for each run that is trained: another has its slot while it evaluates."""
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_SECONDS
+            for run, agent_steps in list(self._training.items()):
+                _, slot = self._processes[run]
+                checkpoint = RunFolder(self._folder.run_path(run)).checkpoint
+                if self._carries_more(slot) and newest_agent_step(checkpoint) == agent_steps:
+                    del self._training[run]
+                    self._free.append(slot)
+        return len(self._free) + len(self._processes)
+
+    def _carries_more(self, slot: Mapping[str, str]) -> bool:
+        """Whether the GPU of a slot has memory, and MPS a place, for one more run than there are."""
+        name = slot.get("CUDA_VISIBLE_DEVICES")
+        if name is None:
+            return False  # a CPU evaluates with the cores it trained with
+        fits = next((gpu.free // BYTES_PER_RUN for gpu in this_machines_gpus() if gpu.name == name), 0)
+        there = sum(other.get("CUDA_VISIBLE_DEVICES") == name for _, other in self._processes.values())
+        return there < min(fits, CLIENTS_PER_GPU // PROCESSES_PER_GPU_RUN)
 
     @contextmanager
     def sharing_gpus(self) -> Iterator[None]:
@@ -224,6 +256,7 @@ class LocalPool:
         environment = {**slot, **self._shared}
         process = start_worker(job.to_json(), self._folder.log(job.run), environment)
         self._processes[job.run] = process, slot
+        self._training[job.run] = Schedule(job.config).agent_steps
 
     def ended(self) -> list[Ended]:
         over = []
@@ -233,7 +266,8 @@ class LocalPool:
                 if process.stdin is not None:
                     process.stdin.close()
                 del self._processes[run]
-                self._free.append(slot)
+                if self._training.pop(run, None) is not None:
+                    self._free.append(slot)
                 over.append(Ended(run, error_of(code, self._folder.log(run))))
                 if self._shared and code not in (0, STOPPED):
                     self._shared = if_it_still_works(self._shared)
