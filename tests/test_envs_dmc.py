@@ -229,10 +229,10 @@ def test_video_pictures_are_larger_and_leave_observations_alone(render: Any) -> 
     env = make("dmc/walker-walk", EnvConfig(render=render), 2)
     frame = env.reset(1)
     picture = env.render()
-    assert picture.shape == (240, 240, 3)
+    assert picture.shape == (256, 256, 3)
     # The same scene: shrunk to the observation's size they agree, up to the edges of things.
-    shrunk = picture.reshape(60, 4, 60, 4, 3).mean((1, 3))
-    small = make("dmc/walker-walk", EnvConfig(render=render, image_size=60), 2)
+    shrunk = picture.reshape(64, 4, 64, 4, 3).mean((1, 3))
+    small = make("dmc/walker-walk", EnvConfig(render=render, image_size=64), 2)
     assert np.abs(small.reset(1).transpose(1, 2, 0) - shrunk).mean() < 3
     assert np.array_equal(env.reset(1), frame)
     env.close()

@@ -116,7 +116,7 @@ def test_image_observations_of_the_right_size_are_handed_on_bit_for_bit(
     assert np.array_equal(frame, inner(env).shown.transpose(to_chw).reshape(channels, 32, 32))
     frame = env.step(np.zeros(2, np.float32)).frame
     assert np.array_equal(frame, inner(env).shown.transpose(to_chw).reshape(channels, 32, 32))
-    assert env.render().shape == (240, 240, 3)
+    assert env.render().shape == (256, 256, 3)
 
 
 @pytest.mark.parametrize("shape", [(64, 96, 3), (64, 96)])

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import imageio.v2 as imageio
 import numpy as np
 import pytest
 import torch
@@ -96,6 +97,22 @@ def test_a_run_records_what_auto_became_and_goes_on_with_it(tmp_path: Path, monk
     further = dataclasses.replace(auto, steps=400)
     assert train(further, quiet=True).evaluations[-1]["env_step"] == 400
     assert recorded(tmp_path) == "ray"
+
+
+@needs_compiler
+def test_videos_need_no_opengl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    for module in ("drq.envs.rendering", "drq.envs.dmc"):
+        monkeypatch.setattr(f"{module}.missing_libraries", lambda _: ["libEGL.so.1"])
+    for context in ("GLContext", "MjrContext", "Renderer"):
+        monkeypatch.setattr(f"mujoco.{context}", lambda *_: pytest.fail("OpenGL is asked for"))
+    config = tiny(tmp_path, render="auto")
+    train(dataclasses.replace(config, eval=dataclasses.replace(config.eval, video=True)), quiet=True)
+    [video] = (tmp_path / "videos").iterdir()
+    pictures = imageio.mimread(video, memtest=False)
+    assert {picture.shape for picture in pictures} == {(256, 256, 3)}
+    assert len(pictures) == 126  # a state before and after each of an episode's agent steps
+    assert max(picture.std() for picture in pictures) > 20
 
 
 @needs_compiler

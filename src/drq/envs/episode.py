@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from drq.envs.protocol import Action, EnvSpec, Frame, Step
 from drq.errors import UserError, what_failed
 
-VIDEO_SIZE = 240
+VIDEO_SIZE = 256
 """Height and width of the pictures for videos, where an environment has no size of its own."""
 
 
