@@ -21,11 +21,11 @@ from safetensors.torch import load_file
 
 from drq.errors import UserError
 from drq.launch import mps, pools
-from drq.launch.launcher import SuiteRunArguments, run_suite
+from drq.launch.launcher import SuiteRunArguments, longest_first, run_suite
 from drq.launch.pools import STOPPED, FreeGPU, Job, LocalPool, error_of, plan_slots, share_gpus, start_worker
 from drq.launch.status import RunStatus, read_status, seconds_left, suite_status
 from drq.launch.suite_folder import SuiteFolder
-from drq.presets import preset
+from drq.presets import action_repeat_for, preset
 from drq.report.results import read_results
 from drq.suites import Run, Suite, find_suite
 from drq.training.lock import this_process
@@ -278,6 +278,14 @@ def test_runs_at_a_time(
 def test_when_runs_share_a_gpu(devices: str, shared: bool) -> None:
     slots = [{} if name == "-" else {"CUDA_VISIBLE_DEVICES": name} for name in devices.split()]
     assert share_gpus(slots) is shared
+
+
+def test_the_longest_runs_of_a_seed_begin_first(tmp_path: Path) -> None:
+    suite = find_suite("planet").narrowed(tasks=None, seeds=2, steps=100_000)
+    jobs = longest_first([Job(run, suite.config(run, tmp_path)) for run in suite.runs()])
+    repeats = [action_repeat_for(job.config) for job in jobs]
+    assert repeats == [2, 2, 4, 4, 4, 8] * 2
+    assert [job.run.seed for job in jobs] == [1] * 6 + [2] * 6
 
 
 def test_a_run_that_only_evaluates_gives_its_place_to_the_next(

@@ -27,6 +27,7 @@ from drq.presets import action_repeat_for
 from drq.suites import SUITES, Run, Suite, find_suite, slug
 from drq.training.folder import RunFolder, write_atomically
 from drq.training.progress import duration
+from drq.training.schedule import Schedule
 
 POLL_SECONDS = 0.2
 REDRAW_SECONDS = 1.0
@@ -93,7 +94,7 @@ def run_suite(args: SuiteRunArguments) -> int:
     try:
         pool: Pool
         around: AbstractContextManager[None] = nullcontext()
-        left = [job for job in jobs if read_status(folder, job.run).state != "finished"]
+        left = longest_first([job for job in jobs if read_status(folder, job.run).state != "finished"])
         if args.launcher == "ray":
             from drq.launch.ray_pool import RayPool
 
@@ -104,6 +105,12 @@ def run_suite(args: SuiteRunArguments) -> int:
         return Launch(suite, folder, [job.run for job in jobs], left, pool).run(around)
     finally:
         folder.close()
+
+
+def longest_first(jobs: Sequence[Job]) -> list[Job]:
+    """Seed by seed as they were, of each the longest first: so that none is left to run alone at the end."""
+    seeds = list(dict.fromkeys(job.run.seed for job in jobs))
+    return sorted(jobs, key=lambda job: (seeds.index(job.run.seed), -Schedule(job.config).agent_steps))
 
 
 def _print_plan(suite: Suite, folder: SuiteFolder, jobs: Sequence[Job], args: SuiteRunArguments) -> int:

@@ -230,12 +230,13 @@ class LocalPool:
         return len(self._free) + len(self._processes)
 
     def _carries_more(self, slot: Mapping[str, str]) -> bool:
-        """Whether the GPU of a slot has memory, and MPS a place, for one more run than there are."""
+        """Whether the GPU of a slot has memory, and MPS a place, for one more run than are there or may begin."""
         name = slot.get("CUDA_VISIBLE_DEVICES")
         if name is None:
             return False  # a CPU evaluates with the cores it trained with
         fits = next((gpu.free // BYTES_PER_RUN for gpu in this_machines_gpus() if gpu.name == name), 0)
-        there = sum(other.get("CUDA_VISIBLE_DEVICES") == name for _, other in self._processes.values())
+        slots = [*self._free, *(slot for _, slot in self._processes.values())]
+        there = sum(slot.get("CUDA_VISIBLE_DEVICES") == name for slot in slots)
         return there < min(fits, CLIENTS_PER_GPU // PROCESSES_PER_GPU_RUN)
 
     @contextmanager
