@@ -22,6 +22,8 @@ NAMED = ("type", "augmentation", "k", "m", "observation")
 """Settings that the first part of a name already tells."""
 OF_THE_TASK = ("action_repeat", "camera", "max_episode_steps")
 """Settings that follow the task: they vary among runs without making another system."""
+OF_THE_MACHINE = ("device", "render")
+"""Settings that the same command has on one machine and not on another."""
 
 Settings = dict[str, str]
 
@@ -53,8 +55,7 @@ def settings_of(config: Mapping[str, Any], without: Sequence[str] = NAMED) -> Se
         for room in rooms
         if isinstance(room, dict)
         for key, value in room.items()
-        if key not in (*without, *OF_THE_TASK, "device")
-        for value in ("ray" if (key, value) == ("render", "cuda") else value,)  # the same pixels
+        if key not in (*without, *OF_THE_TASK, *OF_THE_MACHINE)
     }
 
 
