@@ -10,6 +10,7 @@ import torch
 from torch import Generator
 
 from drq.agents.protocol import Agent
+from drq.engine.snapshot import FETCHING
 from drq.replay import Sampler
 
 T = TypeVar("T")
@@ -31,7 +32,7 @@ class Captured(Generic[T]):
         self._graph = torch.cuda.CUDAGraph()
         for generator in generators:
             self._graph.register_generator_state(generator)
-        with torch.cuda.graph(self._graph):
+        with FETCHING, torch.cuda.graph(self._graph):
             self.result = function()
 
     def replay(self) -> T:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from functools import cache
 
 import torch
 from torch import Tensor
+
+FETCHING = threading.Lock()
+"""Held while a thread fetches. A CUDA graph is recorded while nobody does: what one thread waits for would break it."""
 
 
 class Snapshot:
@@ -28,12 +32,12 @@ class Snapshot:
         """Waits for the copies and for the bus, on a stream of its own: nothing that was launched waits for them."""
         if self._made is None:
             return self.copies
-        with torch.cuda.stream(_fetching()):
+        with FETCHING, torch.cuda.stream(_stream()):
             self._made.wait()
             return {name: copy.cpu() for name, copy in self.copies.items()}
 
 
 @cache
-def _fetching() -> torch.cuda.Stream:
+def _stream() -> torch.cuda.Stream:
     """One for all: streams are lent out by turns, and another's work might meet a large copy on a new one."""
     return torch.cuda.Stream()

@@ -17,9 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from drq.agents.protocol import Agent
@@ -122,9 +120,9 @@ def open_evaluation_service(
     return SubprocessEvaluation(config, inline) if engine.eval_process else inline
 
 
-def packed(weights: Weights) -> NDArray[np.uint8]:
+def packed(weights: Weights) -> memoryview:
     """Weights on the host as bytes, in their order: for the other process, whose agent has the same."""
-    return torch.cat([value.contiguous().view(-1).view(torch.uint8) for value in weights.values()]).numpy()
+    return torch.cat([value.contiguous().view(-1).view(torch.uint8) for value in weights.values()]).numpy().data
 
 
 def receive_weights(pipe: Connection, agent: Agent) -> None:
@@ -132,7 +130,7 @@ def receive_weights(pipe: Connection, agent: Agent) -> None:
     own = agent.modules.state_dict()
     sizes = [value.numel() * value.element_size() for value in own.values()]
     received = torch.empty(sum(sizes), dtype=torch.uint8)
-    pipe.recv_bytes_into(memoryview(received.numpy()))
+    pipe.recv_bytes_into(received.numpy().data)
     for value, part in zip(own.values(), received.split(sizes), strict=True):
         value.copy_(part.clone().view(value.dtype).view(value.shape))  # a clone is aligned, whatever came before it
 
