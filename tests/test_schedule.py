@@ -82,21 +82,49 @@ def test_seconds_go_to_what_the_loop_waited_for(clock: list[float]) -> None:
 
 @pytest.mark.parametrize("updates_before", [0, 5000])
 def test_the_expected_time_is_told_once_from_warm_updates(updates_before: int, clock: list[float]) -> None:
-    """Of this process: a resumed run warms up again."""
+    """Of this process: a resumed run warms up again. Random steps, which are fast, do not count."""
     watched, told = Clock(), {}
+    for step in range(0 if updates_before else 100):
+        clock[-1] += 0.001
+        watched.count(spent=4 * step, updates=0)
+        assert watched.left(4000, 1) is None
     for update in range(1, 200):
         clock[-1] += 0.5 if update <= 10 else 0.125
-        expected = watched.expected(updates_before + update, spent=4 * update, budget=4000)
-        if expected is not None:
-            told[update] = expected
-    assert told == {81: 0.125 / 4 * (4000 - 4 * 81)}
+        if watched.count(spent=4 * update, updates=updates_before + update):
+            told[update] = watched.left(4000 - 4 * update, 1)
+    assert told == {81: (0.125 / 4 * (4000 - 4 * 81), False)}
 
 
 def test_slow_updates_are_not_waited_for(clock: list[float]) -> None:
     watched, told = Clock(), {}
     for update in range(1, 40):
         clock[-1] += 1.0
-        expected = watched.expected(update, spent=update, budget=1000)
-        if expected is not None:
-            told[update] = expected
-    assert told == {17: 983.0}
+        if watched.count(spent=update, updates=update):
+            told[update] = watched.left(1000 - update, 1)
+    assert told == {17: (983.0, False)}
+
+
+def test_the_time_left_counts_the_evaluations(clock: list[float]) -> None:
+    """The last one whole, as it is waited for; those before it for as long as the loop waited, which is no part of its
+    pace."""
+    watched = Clock()
+    for update in range(1, 101):
+        clock[-1] += 0.25
+        watched.count(spent=update, updates=update)
+        if update in (40, 80):
+            with watched.evaluating:
+                clock[-1] += 30.0
+            watched.evaluated(32.0)
+    assert watched.rate == 4.0
+    assert watched.left(to_spend=400, evaluations=5) == (100.0 + 4 * 30.0 + 32.0, True)
+    with watched.evaluating:
+        clock[-1] += 12.0
+        assert watched.evaluation_left == 20.0
+
+
+@pytest.mark.parametrize(("steps", "every"), [(50, 24), (48, 24), (50, 0), (10, 24)])
+def test_the_evaluations_that_are_still_to_come(steps: int, every: int) -> None:
+    run = schedule(repeat=4, steps=steps, eval=EvalConfig(every=every))
+    played = due(run.evaluation_due, run.agent_steps)
+    for agent_step in range(run.agent_steps):
+        assert run.evaluations_after(agent_step) == sum(at > agent_step for at in played)

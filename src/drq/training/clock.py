@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 
 WARM_UPDATES, TIMED_UPDATES = 10, 80
 TIMED_SECONDS = 15.0
 """The expected time is told after the second number of updates of this process, or so long after its first one. Only
 those after the first number are timed, since what comes before compiles, searches for algorithms and records graphs."""
+POINTS, POINT_SECONDS = 60, 0.5
+"""The pace is that of the newest so many points in time, so far apart or further."""
 
 
 class Stopwatch:
@@ -41,10 +44,15 @@ class Clock:
         """Of the same run, in earlier processes."""
         self.waiting = Stopwatch()
         """Runs while the loop waits for the environment."""
+        self.evaluating = Stopwatch()
+        """Runs while the loop waits for evaluations."""
+        self._evaluations = 0
+        self._last_evaluation: float | None = None
         self._env = self._render = self._update = 0.0
         self._first_updates: tuple[float, int] | None = None
-        self._warm: tuple[float, int] | None = None
-        self._told = False
+        self._points: deque[tuple[float, int]] = deque(maxlen=POINTS)
+        self._newest = (0.0, 0)
+        self._warm = self._told = False
 
     @property
     def seconds(self) -> float:
@@ -74,21 +82,51 @@ class Clock:
         wall = max(self._seconds_here, 1e-9)
         return "  ".join(f"{name} {100 * max(seconds, 0.0) / wall:.0f}%" for name, seconds in parts)
 
-    def expected(self, updates: int, spent: int, budget: int) -> float | None:
-        """Seconds that the rest of the budget will take: once, when enough updates were timed, else None.
+    def count(self, spent: int, updates: int) -> bool:
+        """To be told after every agent step how much of the budget is spent, and how many updates were made.
 
-        To be asked after every agent step that learns, with the updates made and the budget spent by then.
+        True once, when enough updates were timed to tell the expected time.
         """
-        if self._told:
-            return None
-        now = time.perf_counter()
-        self._first_updates = self._first_updates or (now, updates)
+        now = self._seconds_here - self.evaluating.seconds
+        self._newest = now, spent
+        if updates and not self._warm:
+            self._first_updates = self._first_updates or (now, updates)
+            self._warm = updates - self._first_updates[1] >= WARM_UPDATES
+            if not self._warm:
+                self._points.clear()  # what comes now is slower than random steps, and not yet as fast as it will be
+        if not self._points or now - self._points[-1][0] >= POINT_SECONDS:
+            self._points.append(self._newest)
+        if self._told or not self._warm or self._first_updates is None:
+            return False
         since_first, updates_here = now - self._first_updates[0], updates - self._first_updates[1]
-        if self._warm is None or updates_here < WARM_UPDATES:
-            self._warm = now, spent
+        self._told = updates_here >= TIMED_UPDATES or since_first > TIMED_SECONDS
+        return self._told
+
+    @property
+    def rate(self) -> float | None:
+        """Steps of the budget in a second of the recent past, evaluations apart."""
+        if not self._points:
             return None
-        if updates_here < TIMED_UPDATES and since_first <= TIMED_SECONDS:
+        (then, before), (now, spent) = self._points[0], self._newest
+        return (spent - before) / (now - then) if now > then and spent > before else None
+
+    def evaluated(self, seconds: float) -> None:
+        """An evaluation is over, so long after it was asked for."""
+        self._evaluations += 1
+        self._last_evaluation = seconds
+
+    def left(self, to_spend: int, evaluations: int) -> tuple[float, bool] | None:
+        """Seconds that the rest of the budget will take with so many evaluations, the last of which is waited for. And
+        whether that counts them: how long one takes is known when one is over. None until updates are warm."""
+        if not self._warm or self.rate is None:
             return None
-        self._told = True
-        since_warm, spent_warm = now - self._warm[0], spent - self._warm[1]
-        return since_warm / max(spent_warm, 1) * (budget - spent)
+        seconds = to_spend / self.rate
+        if self._last_evaluation is None:
+            return seconds, False
+        waited = self.evaluating.seconds / self._evaluations
+        return seconds + (evaluations - 1) * waited + self._last_evaluation, True
+
+    @property
+    def evaluation_left(self) -> float | None:
+        """Seconds of the evaluation that the loop waits for, if it takes as long as the one before."""
+        return None if self._last_evaluation is None else max(self._last_evaluation - self.evaluating.running, 0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +81,10 @@ class Evaluation:
         return float(self.scores.std())
 
 
+ShowProgress = Callable[[int, int, str], None]
+"""How much of an evaluation is played, of how much, and in which unit."""
+
+
 class EvaluationStopped(Exception):
     """The run shall stop: the evaluation is played again, from its beginning, when it goes on."""
 
@@ -110,6 +114,13 @@ class NumberedEpisodes:
                 return number + 1
         return len(self.begun) + missing
 
+    def progress(self, under_way: Collection[int]) -> tuple[int, int, str]:
+        """How much is played, of how much, and in which unit."""
+        if self._min_agent_steps:
+            played = sum(episode.agent_steps for episode in self.begun)
+            return min(played, self._min_agent_steps), self._min_agent_steps, "agent steps"
+        return len(self.begun) - len(under_way), self._episodes, "episodes"
+
     def seeds(self) -> Iterator[int]:
         """Of the episodes that may be needed beyond those begun."""
         numbers = range(len(self.begun), self.limit)
@@ -133,6 +144,8 @@ class Evaluator:
         self._parallel = parallel
         self.stopping: Callable[[], bool] = lambda: False
         """Asked before every step of an evaluation."""
+        self.show_progress: ShowProgress = lambda done, of, unit: None
+        """Told after every step of an evaluation."""
         self._group: EnvironmentGroup | None = None
         self._slots = 0
         self._actor: HostActor | None = None
@@ -211,6 +224,7 @@ class Evaluator:
                 del number_in[slot]
             begin(sorted(over))
             limit = numbered.limit
+            self.show_progress(*numbered.progress(number_in.values()))
             number_in = {slot: number for slot, number in number_in.items() if number < limit}
         return Evaluation(numbered.begun[: numbered.limit])
 

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 from multiprocessing.connection import Connection
 
@@ -25,6 +26,8 @@ from drq.training.folder import config_from_json
 
 PR_SET_PDEATHSIG = 1
 """Of Linux's prctl.h."""
+PROGRESS_SECONDS = 1.0
+"""How often training is told how far an evaluation is."""
 
 
 def end_with_training() -> None:
@@ -34,7 +37,9 @@ def end_with_training() -> None:
 
 
 def serve(pipe: Connection) -> None:
-    """Plays requests until the pipe closes: first the run's configuration, then request and weights by turns."""
+    """Plays requests until the pipe closes: first the run's configuration, then request and weights by turns.
+
+    Answers are lists of scores; before them come tables that say how far the evaluation is."""
     config = config_from_json(json.loads(pipe.recv_bytes()))
     engine, threads = settings_beside_training(config, choose_device(config.device))
     engine.apply_globally()
@@ -42,7 +47,15 @@ def serve(pipe: Connection) -> None:
     env = make_env(config)
     agent = make_acting_agent(config, env.spec, engine)
     env.close()
-    evaluations = InlineEvaluation(config, engine)
+    said = 0.0
+
+    def show_progress(done: int, of: int, unit: str) -> None:
+        nonlocal said
+        if time.monotonic() >= said + PROGRESS_SECONDS:
+            said = time.monotonic()
+            pipe.send_bytes(json.dumps({"done": done, "of": of, "unit": unit}).encode())
+
+    evaluations = InlineEvaluation(config, engine, show_progress=show_progress)
     evaluations.prepare(agent)
     while True:
         request = EvaluationRequest(**json.loads(pipe.recv_bytes()))

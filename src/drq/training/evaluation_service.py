@@ -26,7 +26,7 @@ from drq.config import EngineConfig, TrainConfig
 from drq.engine import EngineSettings, Snapshot
 from drq.envs import family_of
 from drq.training.components import make_group
-from drq.training.evaluate import EvaluationStopped, Evaluator
+from drq.training.evaluate import EvaluationStopped, Evaluator, ShowProgress
 from drq.training.folder import config_to_json
 from drq.training.video import save_video
 
@@ -110,13 +110,16 @@ def settings_beside_training(config: TrainConfig, device: torch.device) -> tuple
 
 
 def open_evaluation_service(
-    config: TrainConfig, engine: EngineSettings, stopping: Callable[[], bool] = lambda: False
+    config: TrainConfig,
+    engine: EngineSettings,
+    stopping: Callable[[], bool] = lambda: False,
+    show_progress: ShowProgress | None = None,
 ) -> EvaluationService:
     """The service that the engine's settings ask for. Best opened early: a process takes seconds to be ready.
 
     `stopping` says whether the run shall stop: no evaluation is waited for then.
     """
-    inline = InlineEvaluation(config, engine, stopping)
+    inline = InlineEvaluation(config, engine, stopping, show_progress)
     return SubprocessEvaluation(config, inline) if engine.eval_process else inline
 
 
@@ -150,9 +153,14 @@ class InlineEvaluation:
     """Plays evaluations in this process, at once: training waits."""
 
     def __init__(
-        self, config: TrainConfig, engine: EngineSettings, stopping: Callable[[], bool] = lambda: False
+        self,
+        config: TrainConfig,
+        engine: EngineSettings,
+        stopping: Callable[[], bool] = lambda: False,
+        show_progress: ShowProgress | None = None,
     ) -> None:
         self.stopping = stopping
+        self.show_progress: ShowProgress = show_progress or (lambda done, of, unit: None)
         self._config = config
         self._engine = engine
         self._evaluator: Evaluator | None = None
@@ -200,6 +208,7 @@ class InlineEvaluation:
         if self._evaluator is None:
             self._evaluator = make_evaluator(self._config, agent, self._engine)
             self._evaluator.stopping = self.stopping
+            self._evaluator.show_progress = self.show_progress
         return self._evaluator
 
     def collect(self, *, wait: bool, leave: int = 0) -> list[tuple[EvaluationRequest, list[float]]]:
@@ -258,6 +267,9 @@ class SubprocessEvaluation:
                     answer = self._play_inline(request, weights)
                 except EvaluationStopped:
                     break
+            if isinstance(answer, dict):
+                self._fallback.show_progress(answer["done"], answer["of"], answer["unit"])
+                continue
             done.append((request, answer))
             self._pending.pop(0)
         return done

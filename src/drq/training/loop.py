@@ -6,7 +6,7 @@ import json
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,8 @@ class Trainer:
         """Bytes of the replay, once they are known."""
         self._locked = False
         """Whether the folder is this process's to write."""
+        self._asked: dict[int, float] = {}
+        """When evaluations were asked for, by agent step."""
         self._unstored: tuple[Action, Step] | None = None
         """The newest transition, until it is in the replay. Its frame is the newest in the stack."""
 
@@ -188,7 +190,7 @@ class Trainer:
             self.progress.say(
                 f"The preset {config.preset!r} is made for a GPU; --preset cpu is the one for this machine."
             )
-        self.evaluations = open_evaluation_service(config, self.engine, self.watch.stopping)
+        self.evaluations = open_evaluation_service(config, self.engine, self.watch.stopping, self._show_evaluation)
         closing.callback(self.evaluations.close)
         capacity = config.replay.capacity or self.schedule.agent_steps
         self._needed = Replay.bytes_needed(self.spec, capacity)
@@ -356,7 +358,8 @@ class Trainer:
 
     def _evaluate(self) -> None:
         self._collect_evaluations(wait=True, leave=1)  # where they are slower than training, it waits for them
-        with self.watch.evaluating():
+        self._asked[self.state.agent_step] = self.clock.seconds
+        with self.watch.evaluating(), self.clock.evaluating:
             self.evaluations.submit(self.learner.agent, self._request(self.state.agent_step))
         self.state.evaluated = self.state.agent_step
 
@@ -370,7 +373,11 @@ class Trainer:
         )
 
     def _collect_evaluations(self, *, wait: bool, leave: int = 0) -> None:
-        for request, scores in self.evaluations.collect(wait=wait, leave=leave):
+        with self.clock.evaluating if wait else nullcontext():
+            collected = self.evaluations.collect(wait=wait, leave=leave)
+        for request, scores in collected:
+            if request.agent_step in self._asked:
+                self.clock.evaluated(self.clock.seconds - self._asked.pop(request.agent_step))
             mean, std = float(np.mean(scores)), float(np.std(scores))
             self.logs.log_eval(
                 {
@@ -410,14 +417,18 @@ class Trainer:
 
     def _show_progress(self) -> None:
         spent, budget = self.schedule.spent(self.state.agent_step), self.config.steps
-        self.progress.show(spent, self.state.last_return)
-        if self.learner.updates:
-            expected = self.clock.expected(self.learner.updates, spent, budget)
-            if expected is not None:
-                self.progress.say(
-                    f"Expected: about {duration(expected)} for the remaining {budget - spent:,} {self.schedule.unit} "
-                    "on this machine, evaluations not counted."
-                )
+        evaluations = self.schedule.evaluations_after(self.state.agent_step)
+        tell = self.clock.count(spent, self.learner.updates)
+        self.progress.show(spent, evaluations, self.state.last_return)
+        if tell and (left := self.clock.left(budget - spent, evaluations)):
+            self.progress.say(
+                f"Expected: about {duration(left[0])} for the remaining {budget - spent:,} {self.schedule.unit} "
+                f"on this machine, evaluations {'included' if left[1] else 'not counted'}."
+            )
+
+    def _show_evaluation(self, done: int, of: int, unit: str) -> None:
+        if self.clock.evaluating.running:  # else it is played beside training
+            self.progress.show_evaluation(done, of, unit)
 
     @contextmanager
     def _device_faults_in_words(self) -> Iterator[None]:

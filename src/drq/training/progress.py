@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import TextIO
+
+from rich.console import Console
+from rich.text import Text
 
 from drq.training.clock import Clock
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `3 min 20 s`, `2 h 05 min`."""
+    """`45 s`, `3 min 20 s`, `2 h 05 min`, `3 d 04 h`."""
     seconds = round(seconds)
     if seconds < 60:
         return f"{seconds} s"
     if seconds < 3600:
         return f"{seconds // 60} min {seconds % 60:02d} s"
-    return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
+    if seconds < 48 * 3600:
+        return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
+    return f"{seconds // 86400} d {seconds % 86400 // 3600:02d} h"
+
+
+def fitted(parts: Sequence[str], width: int) -> str:
+    """The parts as one line: those at the end left out that a terminal of this width has no room for."""
+    kept = list(parts)
+    while len(kept) > 1 and len(" | ".join(kept)) > width:
+        kept.pop()
+    line = Text(" | ".join(kept))
+    line.truncate(width, overflow="ellipsis")
+    return line.plain
 
 
 class Progress:
@@ -30,10 +46,10 @@ class Progress:
         self.quiet = quiet
         self.stream = stream or sys.stderr
         self.live = self.stream.isatty()
+        self._console = Console(file=self.stream)
         self._clock = clock
         self._every = 0.5 if self.live else 30.0
         self._next = 0.0
-        self._recent: list[tuple[float, int]] = []
         self._line_open = False
 
     def say(self, text: str) -> None:
@@ -42,36 +58,44 @@ class Progress:
             self._end_line()
             print(text, file=self.stream, flush=True)
 
-    def show(self, done: int, last_return: float | None) -> None:
-        """Shows where the run is, if it is time to."""
+    def show(self, done: int, evaluations: int, last_return: float | None) -> None:
+        """Shows where the run is, if it is time to. So many evaluations are still to come."""
+        if not self._due():
+            return
+        parts = [f"{done:,} / {self.budget:,} {self.unit}"]
+        if left := self._clock.left(self.budget - done, evaluations):
+            parts.append(f"{duration(left[0])} left" if left[1] else f"{duration(left[0])} + evaluation left")
+        if last_return is not None:
+            parts.append(f"return {last_return:.1f}")
+        if rate := self._clock.rate:
+            parts.append(f"{rate:,.0f} steps/s" if rate >= 10 else f"{rate:.1f} steps/s")
+        self._write([*parts, self._clock.shares()])
+
+    def show_evaluation(self, done: int, of: int, unit: str) -> None:
+        """Shows how far the evaluation is that the loop waits for, if it is time to."""
+        if not self._due():
+            return
+        left, waited = self._clock.evaluation_left, self._clock.evaluating.running
+        if left is None and 10 * done >= of:  # the first one: what is left takes as long as what was
+            left = waited * (of / done - 1)
+        parts = [f"evaluation: {done:,} / {of:,} {unit}"]
+        self._write(parts if left is None else [*parts, f"{duration(left)} left"])
+
+    def _due(self) -> bool:
         now = time.perf_counter()
         if self.quiet or now < self._next:
-            return
+            return False
         self._next = now + self._every
-        self._recent = [*self._recent[-40:], (now, done)]
-        rate = self.rate()
-        parts = [f"{done:,} / {self.budget:,} {self.unit}"]
-        if rate:
-            parts.append(f"{rate:,.0f} steps/s")
-        if last_return is not None:
-            parts.append(f"last return {last_return:.1f}")
-        if rate:
-            parts.append(f"{duration((self.budget - done) / rate)} left")
-        parts.append(self._clock.shares())
-        line = "  |  ".join(parts)
+        return True
+
+    def _write(self, parts: Sequence[str]) -> None:
         if self.live:
-            self.stream.write(f"\r\x1b[2K{line}")
+            # The last column stays free: some terminals begin a new line once it is written.
+            self.stream.write(f"\r\x1b[2K{fitted(parts, self._console.width - 1)}")
             self._line_open = True
         else:
-            self.stream.write(line + "\n")
+            self.stream.write(" | ".join(parts) + "\n")
         self.stream.flush()
-
-    def rate(self) -> float | None:
-        """Steps a second over the recent past, if there is one."""
-        if len(self._recent) < 2:
-            return None
-        (then, before), (now, done) = self._recent[0], self._recent[-1]
-        return (done - before) / (now - then) if now > then and done > before else None
 
     def _end_line(self) -> None:
         if self._line_open:

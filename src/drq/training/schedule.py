@@ -58,6 +58,12 @@ class Schedule:
     def evaluation_due(self, agent_step: int) -> bool:
         return self._passed(agent_step, self._config.eval.every) or self.over(agent_step)
 
+    def evaluations_after(self, agent_step: int) -> int:
+        """How many are still to come after this agent step; the last one is at the end."""
+        every, last = self._config.eval.every, self.spent(self.agent_steps)
+        before_last = (last - self._cost) // every - self.spent(agent_step) // every if every else 0
+        return before_last + 1
+
     def checkpoint_due(self, agent_step: int) -> bool:
         return self._passed(agent_step, self._config.checkpoint_every)
 
