@@ -152,7 +152,7 @@ class Rainbow:
     def loss(self, batch: Batch, draws: Transformations) -> tuple[Tensor, Tensor, Metrics]:
         """J_Q of Algorithm 1, each transition's error, and metrics."""
         predicted = self.backend.run(self.predictions, batch, draws)
-        y = self.backend.run_beside(self.targets, batch, draws)
+        y = self.targets(batch, draws)
         errors = self.backend.run(self.errors, predicted, y)
         loss, per_transition = regularize.loss(errors, batch)
         target_q = (y @ self.atoms if self.distributional else y).mean()
@@ -164,18 +164,29 @@ class Rainbow:
         logits = self._logits(self.online, views)
         return self._at(logits, regularize.repeat(batch.action, self.config.m))
 
-    @torch.no_grad()
     def targets(self, batch: Batch, draws: Transformations) -> Tensor:
-        """y of Algorithm 1: the mean over K views of the projected distribution of the best next action, which double
-        Q-learning lets the online network choose."""
-        next_views = self.backend.views(self.f, batch.next_obs, draws.nu_next)
-        if self.config.double:
-            chosen_by, rated_by = self.backend.encode_with_both(self.online.encoder, self.target.encoder, next_views)
-            rated = self.target(rated_by)
-            best = self._values(self.online(chosen_by)).argmax(1)
-        else:
-            rated = self._logits(self.target, next_views)
-            best = self._values(rated).argmax(1)
+        """y of Algorithm 1, the mean over K views; double Q-learning lets the online network choose the next action."""
+        # Two parts, so that neither network waits for the other.
+        chosen_by = self.backend.run_beside(self.choosing_values, batch, draws) if self.config.double else None
+        rated = self.backend.run_beside(self.ratings, batch, draws)
+        return self.backend.run(self.target_of, batch, rated, chosen_by)
+
+    @torch.no_grad()
+    def choosing_values(self, batch: Batch, draws: Transformations) -> Tensor:
+        """Of the next actions in all views, [K * N, actions], by which double Q-learning chooses: the online
+        network's."""
+        return self._values(self._logits(self.online, self.backend.views(self.f, batch.next_obs, draws.nu_next)))
+
+    @torch.no_grad()
+    def ratings(self, batch: Batch, draws: Transformations) -> Tensor:
+        """The target network's logits of the next actions in all views, [K * N, actions, atoms]."""
+        return self._logits(self.target, self.backend.views(self.f, batch.next_obs, draws.nu_next))
+
+    @torch.no_grad()
+    def target_of(self, batch: Batch, rated: Tensor, chosen_by: Tensor | None) -> Tensor:
+        """The mean over K views of the projected distribution of the best next action, by these values or else its
+        own."""
+        best = (self._values(rated) if chosen_by is None else chosen_by).argmax(1)
         next_return = self._at(rated, best)
         if not self.distributional:
             return regularize.target(batch, next_return)

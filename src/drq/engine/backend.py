@@ -21,7 +21,7 @@ from drq.augment import Augmentation, Compose, Intensity, NoAugmentation, Random
 from drq.backend import Backend, Encoder, Entry, Rings, StackedFrames, Views
 from drq.engine import kernels
 from drq.engine.adam import FusedAdam, descend
-from drq.engine.graphs import SideStream
+from drq.engine.graphs import SideStreams
 from drq.engine.settings import EngineSettings
 from drq.engine.staging import StagedStore
 from drq.networks.encoders import Convolution, PixelEncoder
@@ -65,7 +65,7 @@ class FastBackend(Backend):
         self._frame_shape: tuple[int, ...] = ()
         self._augmentations: list[tuple[Augmentation, Begun | None]] = []
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
-        self._side = SideStream() if settings.cuda_graphs else None
+        self._sides = SideStreams() if settings.cuda_graphs else None
 
     def prepare(self, agent: Agent, replay: Replay) -> None:
         """Chooses among kernels for an agent and its replay, and lays out the weights accordingly.
@@ -206,15 +206,15 @@ class FastBackend(Backend):
         return result
 
     def run_beside(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if self._side is None:
+        if self._sides is None:
             return self.run(function, *args, **kwargs)
-        with self._side:
+        with self._sides.next():
             return self.run(function, *args, **kwargs)
 
     def begin_update(self) -> None:
         """Says that an update begins here: all that `run_beside` may read has been launched."""
-        if self._side is not None:
-            self._side.mark()
+        if self._sides is not None:
+            self._sides.mark()
 
     # The replay.
 

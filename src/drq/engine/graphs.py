@@ -40,32 +40,36 @@ class Captured(Generic[T]):
         return self.result
 
 
-class SideStream:
-    """Within it, work goes to a stream of its own, beside what the update has launched since `mark`.
+class SideStreams:
+    """Streams for parts of an update that run beside what it has launched since `mark`, and beside each other.
 
-    Dozens of small kernels follow the convolutions, and each fills a small part of a GPU: the targets' run while the
-    predictions' convolutions do. A captured graph keeps the two branches.
+    Dozens of small kernels follow the convolutions, and each fills a small part of a GPU, as do the last convolutions
+    of a small batch: the targets' run while the predictions' do. A captured graph keeps the branches.
     """
 
     def __init__(self) -> None:
-        # What runs here comes first where both have work: then its small kernels are what runs beside convolutions.
-        self._stream = torch.cuda.Stream(priority=-1)
+        self._streams: list[torch.cuda.Stream] = []
+        self._used = 0
         self._marked = torch.cuda.Event()
-        self._entered: torch.cuda.StreamContext | None = None
 
     def mark(self) -> None:
-        """All that the side stream may read has been launched."""
+        """All that the side streams may read has been launched."""
         self._marked.record()
+        self._used = 0
 
-    def __enter__(self) -> None:
-        self._stream.wait_event(self._marked)
-        self._entered = torch.cuda.stream(self._stream)
-        self._entered.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        assert self._entered is not None
-        self._entered.__exit__(*error)
-        torch.cuda.current_stream().wait_stream(self._stream)
+    @contextmanager
+    def next(self) -> Iterator[None]:
+        """Within it, work goes to a stream that the update has not used: results of an earlier part may still be read
+        when their memory is free for that part's stream alone."""
+        if self._used == len(self._streams):
+            # What runs here comes first where both have work: then its small kernels are what runs beside convolutions.
+            self._streams.append(torch.cuda.Stream(priority=-1))
+        stream = self._streams[self._used]
+        self._used += 1
+        stream.wait_event(self._marked)
+        with torch.cuda.stream(stream):
+            yield
+        torch.cuda.current_stream().wait_stream(stream)
 
 
 @contextmanager
