@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import types
 from typing import Any
@@ -14,13 +15,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from drq.augment import Augmentation, Compose, Intensity, parse
-from drq.backend import Backend, StackedFrames
+from drq.backend import Average, Backend, StackedFrames
 from drq.engine import EngineSettings, FastBackend, kernels
 from drq.engine.adam import FusedAdam
 from drq.engine.backend import FrameViews
 from drq.engine.graphs import WARMUPS, Captured
 from drq.engine.kernels import runtime
-from drq.engine.kernels.adam import ELEMENTS, MAX_PARAMETERS
+from drq.engine.kernels.adam import ELEMENTS, MAX_AVERAGED, MAX_PARAMETERS
 from drq.envs.protocol import EnvSpec
 from drq.networks.encoders import PixelEncoder
 from drq.replay import Replay, UniformSampler
@@ -214,6 +215,35 @@ def test_adam_with_decay(kernel_device: str, max_norm: float | None) -> None:
             torch.testing.assert_close(parameter.detach(), ended - 1e-2 * 0.5 * began, rtol=1e-5, atol=1e-6)
         else:
             assert torch.equal(parameter, ended)  # to the bit: a vector does not decay
+
+
+@pytest.mark.parametrize("tau", [0.005, 0.7, 1.0])
+@CLIPPING
+def test_adam_with_an_average_and_rounded_copies(kernel_device: str, max_norm: float | None, tau: float) -> None:
+    """As PyTorch, which steps, then moves the average, then rounds. Some parameters have a copy in bfloat16, and their
+    gradients with it; one has no gradient at all, and its average moves all the same."""
+    torch.manual_seed(0)
+    shapes: list[tuple[int, ...]] = [*SHAPES, *[(6,)] * MAX_AVERAGED]
+    initial = [torch.randn(shape, device=kernel_device) for shape in shapes]
+    initial = [v.to(memory_format=torch.channels_last) if v.dim() == 4 else v for v in initial]
+    mine, theirs = ([nn.Parameter(value.clone()) for value in initial] for _ in range(2))
+    followers, expected = ([value * 0.5 for value in initial] for _ in range(2))
+    rounded = {w: w.detach().bfloat16() for each in (mine, followers) for w in each[2::2]}
+    rates = 1e-2, (0.8, 0.95), 1.5e-4
+    plain = FusedAdam(theirs, *rates, weight_decay=0.5, average=Average(expected, tau))
+    kernel = functools.partial(kernels.Adam, torch.device(kernel_device), decay=True, average=True)
+    ours = FusedAdam(mine, *rates, kernel, 0.5, Average(followers, tau), rounded)
+    for _ in range(3):
+        for one, other in zip(theirs[1:], mine[1:], strict=True):
+            ours.leaf(other).grad = gradient = torch.randn_like(ours.leaf(other))
+            one.grad = gradient.to(torch.float32, copy=True)
+        norms = [optimizer.clip_and_step(max_norm) for optimizer in (plain, ours)]
+        torch.testing.assert_close(*norms)
+    pairs = [*zip(mine, theirs, strict=True), *zip(followers, expected, strict=True)]
+    for found, wanted in pairs:
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    for weight, copied in rounded.items():
+        assert torch.equal(copied, weight.bfloat16())
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 300])

@@ -22,9 +22,12 @@ from drq.config import EngineConfig, EnvConfig, EvalConfig, RainbowConfig, Repla
 from drq.engine import EngineSettings, FastBackend, Learner
 from drq.envs.protocol import EnvSpec
 from drq.errors import UserError
+from drq.networks.encoders import Convolution
+from drq.networks.heads import WideLinear
 from drq.presets import preset
 from drq.priorities import PrioritisedSampler
 from drq.replay import Batch, Choice, Replay
+from drq.training.evaluation_service import other_weights
 from drq.training.loop import train
 from runs import rows, state
 
@@ -293,9 +296,9 @@ def test_the_target_network_acts_unless_told_otherwise() -> None:
 # Resets.
 
 
-def filled_learner(config: RainbowConfig, seed: int = 0) -> Learner:
-    settings = EngineSettings.resolve(EngineConfig(precision="float32"), torch.device("cpu"), config)
-    backend = FastBackend(settings)
+def filled_learner(config: RainbowConfig, seed: int = 0, settings: EngineSettings | None = None) -> Learner:
+    on_cpu = EngineSettings.resolve(EngineConfig(precision="float32"), torch.device("cpu"), config)
+    backend = FastBackend(settings or on_cpu)
     replay = make_replay(SPEC, config, backend, 60)
     random = np.random.default_rng(0)
     replay.begin(random.integers(0, 256, SPEC.frame_shape, dtype=np.uint8))
@@ -412,6 +415,46 @@ def test_captured_updates_with_kernels_do_what_plain_pytorch_does(precision: Any
     plain, fast = (torch.cat([p.detach().flatten() for p in each.agent.modules.parameters()]) for each in found)
     assert found[1]._graphs
     assert float((plain - fast).norm() / plain.norm()) < (1e-4 if precision == "float32" else 0.02)
+
+
+def test_rounded_copies_of_weights_change_no_bit(kernel_device: str) -> None:
+    """Through updates, a reset, and weights that were loaded: those of a step, and other ones."""
+    config = RainbowConfig(**SMALL, seed_steps=20, reset_every=21, last_reset=21)
+    settings = EngineSettings(torch.device(kernel_device), "bf16", False, False, kernels=False, eval_process=False)
+    learners = copied, plain = [filled_learner(config, settings=settings) for _ in range(2)]
+    for learner in learners:
+        learner.backend.kernels = True  # emulated, or compiled when first used
+    copied.backend.keep_rounded(copied.agent)
+    agent = copied.agent
+    assert isinstance(agent, Rainbow)
+    layers = [layer for layer in agent.modules.modules() if isinstance(layer, Convolution | WideLinear)]
+    assert [layer.rounded is None for layer in layers].count(True) == 2  # each network's first
+    assert agent.modules.state_dict().keys() == plain.agent.modules.state_dict().keys()
+
+    def assert_same() -> None:
+        for one, other in zip(agent.modules.parameters(), plain.agent.modules.parameters(), strict=True):
+            assert torch.equal(one, other)
+        images = random_batch(7).obs.to(kernel_device)  # type: ignore[union-attr]
+        for name, network in agent.modules.items():
+            other = plain.agent.modules[name]
+            assert torch.equal(network(network.encoder(images)), other(other.encoder(images)))
+
+    for _ in range(2):
+        for learner in learners:
+            learner.update()
+        assert_same()
+    others = {name: value * 0.9 for name, value in agent.modules.state_dict().items()}
+    with other_weights(agent, others), other_weights(plain.agent, others):
+        assert_same()
+    assert_same()
+    kept = {name: value.clone() for name, value in plain.state().items()}
+    for learner in learners:
+        learner.update()
+    assert_same()
+    copied.restore(kept)
+    copied.updates -= 1
+    copied.update()
+    assert_same()
 
 
 # Returns with the published slip.

@@ -79,6 +79,19 @@ class Entry(NamedTuple):
     row: NDArray[np.float32] | None
 
 
+class Average(NamedTuple):
+    """A moving average of an optimiser's parameters: every step of the optimiser moves it too."""
+
+    weights: Sequence[Tensor]
+    """One for each parameter, in order."""
+    tau: float
+    """How much of the way it goes."""
+
+    @torch.no_grad()
+    def move(self, towards: Sequence[Tensor]) -> None:
+        torch._foreach_lerp_(list(self.weights), list(towards), self.tau)
+
+
 def decays(parameter: Tensor) -> bool:
     """Whether weight decay, where there is one, is for this parameter."""
     return parameter.ndim > 1
@@ -141,15 +154,20 @@ class Backend:
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        average: Average | None = None,
     ) -> Optimizer:
         """Adam; with `weight_decay` AdamW, which here decays matrices (and kernels) and leaves vectors alone."""
-        if not weight_decay:
-            return torch.optim.Adam(parameters, learning_rate, betas, eps)
-        kinds: dict[bool, list[nn.Parameter]] = {True: [], False: []}
-        for parameter in parameters:
-            kinds[decays(parameter)].append(parameter)
-        groups: list[dict[str, Any]] = [{"params": kinds[True]}, {"params": kinds[False], "weight_decay": 0.0}]
-        return torch.optim.AdamW(groups, learning_rate, betas, eps, weight_decay)
+        parameters = list(parameters)
+        optimizer: Optimizer = torch.optim.Adam(parameters, learning_rate, betas, eps)
+        if weight_decay:
+            kinds: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+            for parameter in parameters:
+                kinds[decays(parameter)].append(parameter)
+            groups: list[dict[str, Any]] = [{"params": kinds[True]}, {"params": kinds[False], "weight_decay": 0.0}]
+            optimizer = torch.optim.AdamW(groups, learning_rate, betas, eps, weight_decay)
+        if average is not None:
+            optimizer.register_step_post_hook(lambda *_: average.move(parameters))
+        return optimizer
 
     def descend(
         self, optimizer: Optimizer, loss: Tensor, parameters: Sequence[nn.Parameter], max_norm: float | None = None

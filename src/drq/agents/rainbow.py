@@ -19,7 +19,7 @@ from drq.agents.exploration import EpsilonGreedy
 from drq.agents.protocol import Metrics, Returns, UpdateResult
 from drq.agents.schedules import Resets, exponentially, forget, shrink_and_perturb
 from drq.augment import parse
-from drq.backend import Backend, Views
+from drq.backend import Average, Backend, Views
 from drq.config import RainbowConfig
 from drq.envs.protocol import EnvSpec
 from drq.networks.encoders import PixelEncoder, StateEncoder, make_encoder, xavier_init
@@ -106,10 +106,9 @@ class Rainbow:
         self.distributional = config.atoms > 1
 
         self.trained = list(self.online.parameters())
-        betas = config.adam_beta1, config.adam_beta2
-        self.optimizers: dict[str, Optimizer] = {
-            "online": backend.adam(self.trained, config.learning_rate, betas, config.adam_eps, config.weight_decay)
-        }
+        rates = config.learning_rate, (config.adam_beta1, config.adam_beta2), config.adam_eps, config.weight_decay
+        average = Average(list(self.target.parameters()), config.tau)
+        self.optimizers: dict[str, Optimizer] = {"online": backend.adam(self.trained, *rates, average)}
         self.modules = nn.ModuleDict({"online": self.online, "target": self.target})
         self.resets = Resets.at_agent_steps(
             config.reset_every, config.last_reset, config.seed_steps, config.updates_per_step
@@ -145,8 +144,6 @@ class Rainbow:
     def update(self, batch: Batch, draws: Transformations, phase: None) -> UpdateResult:
         loss, errors, metrics = self.loss(batch, draws)
         self.backend.descend(self.optimizers["online"], loss, self.trained)
-        with torch.no_grad():
-            torch._foreach_lerp_(list(self.target.parameters()), [*self.trained], self.config.tau)
         return UpdateResult(metrics, errors)
 
     def loss(self, batch: Batch, draws: Transformations) -> tuple[Tensor, Tensor, Metrics]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drq.backend import decays
+from drq.backend import Average, decays
 
 
 class Moments(NamedTuple):
@@ -22,6 +23,11 @@ class Moments(NamedTuple):
     """Means of the squared gradients."""
     steps: list[Tensor]
     """How many were made before this one."""
+    averages: list[Tensor | None]
+    """Which the step moves towards the parameters, where there are any."""
+    rounded: list[Tensor | None]
+    """Copies of the parameters in bfloat16, which the step writes anew. The gradient of what has one is of it."""
+    rounded_averages: list[Tensor | None]
 
 
 class Rates(NamedTuple):
@@ -34,6 +40,8 @@ class Rates(NamedTuple):
     """Of matrices, apart from the gradient: they first shrink by the learning rate times this."""
     max_norm: float | None
     """To which the norm of all gradients together is clipped."""
+    tau: float
+    """How much of the way the averages move."""
 
 
 Descend = Callable[[Moments, Rates], Tensor | None]
@@ -42,16 +50,17 @@ may be changed or not."""
 
 
 def descend(moments: Moments, rates: Rates) -> Tensor | None:
-    """As PyTorch does it."""
+    """As PyTorch does it, without rounded copies."""
+    assert not any(copy is not None for copy in moments.rounded)
     norm = None if rates.max_norm is None else nn.utils.clip_grad_norm_(moments.parameters, rates.max_norm)
     torch._foreach_add_(moments.steps, 1)
     kinds: list[tuple[Moments, float]] = [(moments, 0.0)]
     if rates.weight_decay:
         kinds = [(_of_kind(moments, True), rates.weight_decay), (_of_kind(moments, False), 0.0)]
-    for (*tensors, steps), weight_decay in kinds:
+    for (parameters, gradients, means, squares, steps, *_), weight_decay in kinds:
         fused = torch._fused_adamw_ if weight_decay else torch._fused_adam_
         fused(
-            *(*tensors, [], steps),
+            *(parameters, gradients, means, squares, [], steps),
             lr=rates.learning_rate,
             beta1=rates.betas[0],
             beta2=rates.betas[1],
@@ -60,12 +69,15 @@ def descend(moments: Moments, rates: Rates) -> Tensor | None:
             amsgrad=False,
             maximize=False,
         )
+    averages = [average for average in moments.averages if average is not None]
+    if averages:
+        Average(averages, rates.tau).move(moments.parameters)
     return norm
 
 
 def _of_kind(moments: Moments, decayed: bool) -> Moments:
     rows = [row for row in zip(*moments, strict=True) if decays(row[0]) == decayed]
-    return Moments(*(list(column) for column in zip(*rows, strict=True))) if rows else Moments([], [], [], [], [])
+    return Moments(*(list(column) for column in zip(*rows, strict=True))) if rows else Moments(*([] for _ in moments))
 
 
 class FusedAdam(Optimizer):
@@ -85,9 +97,14 @@ class FusedAdam(Optimizer):
         eps: float = 1e-8,
         choose: Callable[[], Descend] = lambda: descend,
         weight_decay: float = 0.0,
+        average: Average | None = None,
+        rounded: Mapping[Tensor, Tensor] = MappingProxyType({}),
     ) -> None:
-        """`choose` is asked at the first step which way to make it."""
+        """`choose` is asked at the first step which way to make it. `rounded` may be filled until then."""
         super().__init__(parameters, {"lr": learning_rate, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self.average = average
+        self._averages = dict(zip(parameters, average.weights, strict=True)) if average else {}
+        self._rounded = rounded
         self._choose = choose
         self._descend: Descend | None = None
 
@@ -97,7 +114,11 @@ class FusedAdam(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         for group in self.param_groups:
             for parameter in group["params"]:
-                parameter.grad = None
+                parameter.grad = self.leaf(parameter).grad = None
+
+    def leaf(self, parameter: Tensor) -> Tensor:
+        """What a parameter's gradient is taken of: its rounded copy, where it has one."""
+        return self._rounded.get(parameter, parameter)
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         self.clip_and_step(None)
@@ -106,18 +127,28 @@ class FusedAdam(Optimizer):
     def clip_and_step(self, max_norm: float | None) -> Tensor | None:
         """One step. With `max_norm` gradients are clipped to it, and the result is the norm that they had before."""
         (group,) = self.param_groups
-        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        given = [(parameter, self.leaf(parameter).grad) for parameter in group["params"]]
+        parameters = [parameter for parameter, gradient in given if gradient is not None]
         states = [self._state_of(parameter) for parameter in parameters]
+        averages = [self._averages.get(parameter) for parameter in parameters]
         moments = Moments(
             parameters,
-            [parameter.grad for parameter in parameters],
+            [gradient for _, gradient in given if gradient is not None],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [state["step"] for state in states],
+            averages,
+            [self._rounded.get(parameter) for parameter in parameters],
+            [None if average is None else self._rounded.get(average) for average in averages],
         )
         self._descend = self._descend or self._choose()
-        rates = Rates(group["lr"], group["betas"], group["eps"], group["weight_decay"], max_norm)
-        return self._descend(moments, rates)
+        tau = self.average.tau if self.average else 0.0
+        rates = Rates(group["lr"], group["betas"], group["eps"], group["weight_decay"], max_norm, tau)
+        norm = self._descend(moments, rates)
+        left = [parameter for parameter in self._averages if self.leaf(parameter).grad is None]
+        if left:
+            Average([self._averages[parameter] for parameter in left], tau).move(left)
+        return norm
 
     def _state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]

@@ -18,13 +18,14 @@ from torch.optim import Optimizer
 
 from drq.agents.protocol import Agent
 from drq.augment import Augmentation, Compose, Intensity, NoAugmentation, RandomShift
-from drq.backend import Backend, Encoder, Entry, Rings, StackedFrames, Views
+from drq.backend import Average, Backend, Encoder, Entry, Rings, StackedFrames, Views
 from drq.engine import kernels
 from drq.engine.adam import FusedAdam, descend
 from drq.engine.graphs import SideStreams
 from drq.engine.settings import EngineSettings
 from drq.engine.staging import StagedStore
 from drq.networks.encoders import Convolution, PixelEncoder
+from drq.networks.heads import WideLinear
 from drq.replay import Batch, Replay, UniformSampler
 
 P = ParamSpec("P")
@@ -62,6 +63,10 @@ class FastBackend(Backend):
         """Whether there are ours, which `prepare` has compiled."""
         self.fused = False
         """Whether convolutions go through our kernels, straight from the replay's frames."""
+        self.rounded: dict[Tensor, Tensor] = {}
+        """Weights and averages of them with the copies that their layers multiply with: Adam writes both at once."""
+        self._copied: dict[Tensor, int] = {}
+        """In which version a weight was copied. PyTorch counts what it writes, and not what our kernels do."""
         self._frame_shape: tuple[int, ...] = ()
         self._augmentations: list[tuple[Augmentation, Begun | None]] = []
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -82,14 +87,41 @@ class FastBackend(Backend):
                 print(f"Going on with PyTorch's kernels: {reason}.", file=sys.stderr)
         if not self.fused:
             lay_out(agent)
+        if self.kernels and not self.fused:
+            self.keep_rounded(agent)
         self.settings.apply_globally()
+
+    def keep_rounded(self, agent: Agent) -> None:
+        """Gives layers copies of their weights in the type that they multiply in, so that no update has to make them:
+        where an optimiser moves an average, and the two are all that an update writes."""
+        if self.factors is None:
+            return
+        optimizers = [optimizer for optimizer in agent.optimizers.values() if isinstance(optimizer, FusedAdam)]
+        kept = {w for o in optimizers if o.average for w in (*o.param_groups[0]["params"], *o.average.weights)}
+        # The first convolution divides its weights before it multiplies with them.
+        first = [module.layers[0] for module in agent.modules.modules() if isinstance(module, PixelEncoder)]
+        for layer in agent.modules.modules():
+            if isinstance(layer, Convolution | WideLinear) and layer.weight in kept and layer not in first:
+                copy = torch.empty_like(layer.weight, dtype=self.factors, requires_grad=layer.weight.requires_grad)
+                layer.rounded = self.rounded[layer.weight] = copy
+                layer.register_load_state_dict_post_hook(lambda *_: self.refresh())  # type: ignore[no-untyped-call]
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Makes anew the copies of weights that were written by something else than a step: loaded, or reset."""
+        for weight, copy in self.rounded.items():
+            if self._copied.get(weight) != weight._version:
+                copy.copy_(weight)
+                self._copied[weight] = weight._version
 
     def _compile_kernels(self, agent: Agent, replay: Replay) -> None:
         kernels.transitions_kernel(replay, uniform=type(replay.sampler) is UniformSampler)
         kernels.store_kernel(replay.rings)
-        groups = [group for optimizer in agent.optimizers.values() for group in optimizer.param_groups]
-        for decay in {group.get("weight_decay", 0.0) > 0 for group in groups}:
-            kernels.adam_kernels(decay=decay)
+        for optimizer in agent.optimizers.values():
+            if isinstance(optimizer, FusedAdam):
+                decay = optimizer.param_groups[0]["weight_decay"] > 0
+                kernels.adam_kernels(decay=decay, average=optimizer.average is not None)
         encoders = [module for module in agent.modules.modules() if isinstance(module, PixelEncoder)]
         # Each of these is a shift, or nothing, which is a shift by nothing.
         shifts = all(isinstance(f, RandomShift | NoAugmentation) for f, _ in self._augmentations)
@@ -130,8 +162,8 @@ class FastBackend(Backend):
         missing = -outputs % TILE
         if self.settings.on_tensor_cores and outputs % ALIGNED and weight.shape[1] >= WIDE_INPUT:
             # A few outputs more, of zero weights, which are dropped: the function stays the same.
-            return F.linear(x, F.pad(w, (0, 0, 0, missing)), F.pad(b, (0, missing)))[:, :outputs].to(weight.dtype)
-        return F.linear(x, w, b).to(weight.dtype)
+            return F.linear(x, F.pad(w, (0, 0, 0, missing)), F.pad(b, (0, missing)))[:, :outputs].to(bias.dtype)
+        return F.linear(x, w, b).to(bias.dtype)
 
     # Views.
 
@@ -177,6 +209,7 @@ class FastBackend(Backend):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        average: Average | None = None,
     ) -> Optimizer:
         # Chosen when it first steps, after `prepare`; each has one of its own, as it keeps a counter.
         return FusedAdam(
@@ -184,8 +217,12 @@ class FastBackend(Backend):
             learning_rate,
             betas,
             eps,
-            lambda: kernels.Adam(self.device, decay=weight_decay > 0) if self.kernels else descend,
+            lambda: kernels.Adam(self.device, decay=weight_decay > 0, average=average is not None)
+            if self.kernels
+            else descend,
             weight_decay,
+            average,
+            self.rounded,
         )
 
     def descend(
@@ -194,7 +231,7 @@ class FastBackend(Backend):
         if not isinstance(optimizer, FusedAdam):
             return super().descend(optimizer, loss, parameters, max_norm)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward(inputs=parameters)
+        loss.backward(inputs=[optimizer.leaf(parameter) for parameter in parameters])
         return optimizer.clip_and_step(max_norm)
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -128,6 +128,7 @@ class Learner:
         """One update. On a GPU it is launched, not waited for."""
         agent = self.agent
         agent.before_update(self.updates, _mixed(self.seed, self.updates))
+        self.backend.refresh()
         self.replay.set_returns(*agent.returns(self.updates))
         phase = agent.phase(self.updates)
         if self.engine.cuda_graphs:

@@ -55,10 +55,16 @@ class Convolution(nn.Conv2d):
         super().__init__(channels, out, kernel, stride, padding)
         self.backend = backend
         self.relu = relu
+        self.register_buffer("rounded", None, persistent=False)
+
+    rounded: Tensor | None
+    """A copy of the weight in fewer digits, where the backend keeps one up to date to multiply with."""
 
     def forward(self, x: Tensor, divisor: float | None = None) -> Tensor:
         """With a divisor, what x / divisor would give."""
-        weight = self.weight if divisor is None else self.weight / divisor
+        weight = self.weight if self.rounded is None else self.rounded
+        if divisor is not None:
+            weight = weight / divisor
         assert self.bias is not None
         return self.backend.convolution(
             x, weight, self.bias, stride=self.stride[0], padding=int(self.padding[0]), relu=self.relu

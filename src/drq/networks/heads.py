@@ -23,9 +23,13 @@ class WideLinear(nn.Linear):
     def __init__(self, backend: Backend, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)
         self.backend = backend
+        self.register_buffer("rounded", None, persistent=False)
+
+    rounded: Tensor | None
+    """As that of a `Convolution`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.backend.wide_linear(x, self.weight, self.bias)
+        return self.backend.wide_linear(x, self.weight if self.rounded is None else self.rounded, self.bias)
 
 
 class Trunk(nn.Module):

@@ -23,11 +23,11 @@ gradient_norm(const __grid_constant__ Parameters parameters, float* sums, int do
     for (int round = 0; round < ROUNDS; ++round) {
         const int at = first_of_four(p, round);
         if (p.aligned && at + 4 <= p.size) {
-            const Four gradient = *(const Four*)(p.gradient + at);
+            const Four gradient = four_gradients_at(p, at);
 #pragma unroll
             for (int i = 0; i < 4; ++i) sum += gradient.v[i] * gradient.v[i];
         } else {
-            for (int i = at; i < at + 4 && i < p.size; ++i) sum += p.gradient[i] * p.gradient[i];
+            for (int i = at; i < at + 4 && i < p.size; ++i) sum += gradient_at(p, i) * gradient_at(p, i);
         }
     }
     sum = block_sum(sum);

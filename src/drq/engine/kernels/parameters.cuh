@@ -5,10 +5,15 @@ constexpr int ELEMENTS = THREADS * 4 * ROUNDS;
 
 struct Parameter {
     float* weight;
-    const float* gradient;
+    const void* gradient;  // of bfloat16 where there is a rounded copy, else of float
     float* mean;     // of the gradients
     float* square;   // mean of their squares
     float* step;     // how many were made
+#if AVERAGE
+    float* average;        // of the weights
+    u16* rounded;          // the weight in bfloat16, or none
+    u16* rounded_average;  // the average in bfloat16, or none
+#endif
     int size;
     int first_block;
     int aligned;     // whether four elements can be read at once
@@ -23,6 +28,28 @@ struct Parameters {
 struct alignas(16) Four {
     float v[4];
 };
+
+struct alignas(8) RoundedFour {
+    u32 v[2];
+};
+
+__device__ __forceinline__ float gradient_at(const Parameter& p, int at) {
+#if AVERAGE
+    if (p.rounded) return from_bf16(((const u16*)p.gradient)[at]);
+#endif
+    return ((const float*)p.gradient)[at];
+}
+
+__device__ __forceinline__ Four four_gradients_at(const Parameter& p, int at) {
+#if AVERAGE
+    if (p.rounded) {
+        const RoundedFour r = *(const RoundedFour*)((const u16*)p.gradient + at);
+        return {from_bf16((u16)r.v[0]), from_bf16((u16)(r.v[0] >> 16)), from_bf16((u16)r.v[1]),
+                from_bf16((u16)(r.v[1] >> 16))};
+    }
+#endif
+    return *(const Four*)((const float*)p.gradient + at);
+}
 
 // The parameter that this block works on.
 __device__ __forceinline__ const Parameter& own(const Parameters& parameters) {
