@@ -83,6 +83,7 @@ def test_a_failure_is_reported_and_the_rest_finish(tmp_path: Path, capsys: pytes
     good = [out / "toy-reach" / "k1-m1" / f"seed-{seed}" for seed in (1, 2)]
     bad = out / "toy-reach" / "too-small" / "seed-1"
     assert all((folder / "finished.json").exists() for folder in good)
+    assert not [path for folder in good for path in folder.glob("checkpoint/replay-*")]  # dropped, their weights kept
     assert not (bad / "finished.json").exists()
     assert "cannot work on images of 24x24" in (bad / "error.txt").read_text()
     said = capsys.readouterr().out

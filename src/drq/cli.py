@@ -271,7 +271,7 @@ class CompletionArguments:
 
 def suite_command(args: list[str]) -> None:
     """The paper's experiments."""
-    from drq.launch import SuiteRunArguments, list_suites, run_suite, suite_status
+    from drq.launch import SuitePruneArguments, SuiteRunArguments, list_suites, prune_suite, run_suite, suite_status
 
     verb, rest = (args[0], args[1:]) if args else ("", [])
     if verb == "list":
@@ -281,7 +281,9 @@ def suite_command(args: list[str]) -> None:
         sys.exit(run_suite(tyro.cli(SuiteRunArguments, prog="drq suite run", args=rest)))
     if verb == "status":
         sys.exit(suite_status(tyro.cli(SuiteStatusArguments, prog="drq suite status", args=rest).dir))
-    usage = "drq suite list | drq suite run NAME|FILE.toml ... | drq suite status DIR"
+    if verb == "prune":
+        sys.exit(prune_suite(tyro.cli(SuitePruneArguments, prog="drq suite prune", args=rest)))
+    usage = "drq suite list | drq suite run NAME|FILE.toml ... | drq suite status DIR | drq suite prune DIR"
     if verb in ("-h", "--help"):
         print(f"usage: {usage}\n\n{suite_command.__doc__} `drq suite run --help` explains its options.")
         return
@@ -315,7 +317,7 @@ def completion_command(args: list[str]) -> None:
         "export": options_of(ExportArguments),
         "check": [*options_of(CheckArguments), *tasks],
         "tasks": options_of(TasksArguments),
-        "suite": ["list", "run", "status", *options_of(SuiteRunArguments)],
+        "suite": ["list", "run", "status", "prune", "--yes", *options_of(SuiteRunArguments)],
         "report": options_of(ReportArguments),
         "speed": options_of(SpeedArguments),
         "completion": ["bash", "zsh", "fish"],

@@ -25,6 +25,7 @@ from drq.launch.status import RunStatus, counts, read_status, seconds_left, tabl
 from drq.launch.suite_folder import SuiteFolder
 from drq.presets import action_repeat_for
 from drq.suites import SUITES, Run, Suite, find_suite, slug
+from drq.training.checkpoint import drop_replay
 from drq.training.folder import RunFolder, write_atomically
 from drq.training.progress import duration
 from drq.training.schedule import Schedule
@@ -57,6 +58,8 @@ class SuiteRunArguments:
     """local: processes on this machine. ray: tasks on a Ray cluster."""
     imports: Annotated[tuple[str, ...], arg(aliases=["--import"])] = ()
     """Modules that a suite of your own may import: no other is."""
+    keep_replay: bool = False
+    """Keep the replays of finished runs (2.2 GB each with the paper's settings): more steps need them."""
     dry_run: bool = False
     """Only print the runs and the expected time."""
 
@@ -102,7 +105,7 @@ def run_suite(args: SuiteRunArguments) -> int:
         else:
             pool = local = LocalPool(folder, plan_here(args.jobs, [job.config for job in left]) if left else [])
             around = local.sharing_gpus()
-        return Launch(suite, folder, [job.run for job in jobs], left, pool).run(around)
+        return Launch(suite, folder, [job.run for job in jobs], left, pool, args.keep_replay).run(around)
     finally:
         folder.close()
 
@@ -150,8 +153,17 @@ def _print_plan(suite: Suite, folder: SuiteFolder, jobs: Sequence[Job], args: Su
 class Launch:
     """A suite under way."""
 
-    def __init__(self, suite: Suite, folder: SuiteFolder, runs: Sequence[Run], left: Sequence[Job], pool: Pool) -> None:
+    def __init__(
+        self,
+        suite: Suite,
+        folder: SuiteFolder,
+        runs: Sequence[Run],
+        left: Sequence[Job],
+        pool: Pool,
+        keep_replay: bool,
+    ) -> None:
         self.suite = suite
+        self.keep_replay = keep_replay
         self.folder = folder
         self.left = list(left)
         self.pool = pool
@@ -256,6 +268,9 @@ class Launch:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, error or "The run ended before its last step and gave no reason.\n")
             status = read_status(self.folder, run)
+        if status.state == "finished" and not self.keep_replay:
+            with suppress(OSError, UserError):  # `drq suite prune` can do it later
+                drop_replay(RunFolder(self.folder.run_path(run)).checkpoint)
         self.folder.release(run)
         self.look_at = 0.0
         self.statuses[run] = status

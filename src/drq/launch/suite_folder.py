@@ -114,6 +114,11 @@ class SuiteFolder:
                     f"{self.path} holds runs of {before.steps:,} steps, more than the {run.steps:,} asked for: "
                     f"say --steps {before.steps}, or choose another --dir."
                 )
+            if before.steps < run.steps and self._dropped(run):
+                raise UserError(
+                    f"{self.run_path(run)} has finished {before.steps:,} steps and its replay was dropped: it cannot "
+                    f"go on to {run.steps:,}: choose another --dir, with --keep-replay if its runs shall go on later."
+                )
             runs[run.folder] = run
         return SuiteRecord(asked.name, asked.shows, asked.preset, held.settings | asked.settings, tuple(runs.values()))
 
@@ -159,6 +164,12 @@ class SuiteFolder:
 
     def close(self) -> None:
         self._claims.release_all()
+
+    def _dropped(self, run: Run) -> bool:
+        try:
+            return bool(json.loads((self.run_path(run) / "checkpoint" / "latest.json").read_bytes()).get("dropped"))
+        except (OSError, ValueError, AttributeError):  # there is none, or the run itself will say what is wrong with it
+            return False
 
     def run_path(self, run: Run) -> Path:
         return self.path / run.folder

@@ -83,6 +83,8 @@ class Description:
     """Counts the checkpoints of a run."""
     state_sha256: str | None = None
     """None: written by an earlier version."""
+    dropped: bool = False
+    """Whether the replay was removed since: the run is finished, and only its weights are kept."""
 
     @staticmethod
     def from_text(text: str) -> Description:
@@ -104,6 +106,8 @@ class Description:
 
     def to_text(self) -> str:
         plain = json.loads(_json(asdict(self)))  # as it will be read: tuples are lists
+        if not self.dropped:
+            del plain["dropped"]  # an earlier version does not know it
         return _json({**plain, "sha256": _sha256(_json(plain))}) + "\n"
 
     @property
@@ -248,7 +252,13 @@ class Checkpoints:
         """Refuses a checkpoint that a run on this device cannot go on from, before anything is opened."""
         if not self.exist:
             return
-        begun_on = _newest_whole(self.folder, lambda described: described.device)[0]
+        described = _newest_whole(self.folder, lambda described: described)[0]
+        if described.dropped:
+            raise UserError(
+                f"The replay of {self.folder.parent} was dropped when it had finished, so it cannot go on: choose "
+                "another --dir. (`drq suite run --keep-replay` keeps the replays of a suite.)"
+            )
+        begun_on = described.device
         if begun_on != device.type:
             raise UserError(
                 f"The run was begun on {begun_on} and its random numbers go on only there: "
@@ -323,6 +333,25 @@ _PROGRESS = [
 def newest_agent_step(folder: Path) -> int | None:
     """Of the newest checkpoint in a folder; None where there is none."""
     return next((described.agent_step for described in _described_or_nothing(folder / "latest.json")), None)
+
+
+def replay_files(folder: Path) -> list[Path]:
+    """Where a checkpoint and the one before it keep the replay. Files that neither names are not among them."""
+    files = [folder / name for name in ("latest.json", "previous.json")]
+    refuse_link(folder, *files)
+    described = [each for file in files for each in _described_or_nothing(file)]
+    named = {segment.file for each in described for segment in each.segments} - {each.state for each in described}
+    return [path for name in sorted(named) if (path := folder / name).is_file() and not path.is_symlink()]
+
+
+def drop_replay(folder: Path) -> None:
+    """Removes the replay of a finished run; the weights stay. Stopped in the middle, it can be done again."""
+    files = replay_files(folder)
+    for file in (folder / "previous.json", folder / "latest.json"):
+        for described in _described_or_nothing(file):
+            write_atomically(file, replace(described, dropped=True).to_text())
+    for path in files:
+        path.unlink(missing_ok=True)
 
 
 def load_weights(folder: Path, agent: Agent) -> int:
