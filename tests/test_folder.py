@@ -132,9 +132,13 @@ def test_what_a_crash_leaves_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     assert [row["env_step"] for row in folder.evaluations(problems)] == [10]
     assert [problem.partition(":")[0] for problem in problems] == [f"{folder.eval_csv}, line {at}" for at in (3, 4)]
     folder.train_csv.write_text("env_step,episode_return,seconds\n10,,1\n20,3.5,2\n3")
-    assert folder.recent_training() == [
+    assert folder.recent_training("env_step", "episode_return", "seconds") == [
         {"env_step": 10, "seconds": 1}, {"env_step": 20, "episode_return": 3.5, "seconds": 2},
     ]  # fmt: skip
+    assert folder.last_evaluation()["env_step"] == 20
+    folder.eval_csv.write_text(header + "\n" + "".join(f"{at},{at},{at / 2},0,2,3\n" for at in range(1_000)))
+    last = {"env_step": 999, "agent_step": 999, "return_mean": 499.5, "seconds": 3}
+    assert folder.last_evaluation() == last  # out of the last bytes alone
     assert (folder.finished, folder.error) == (None, None)
     folder.finished_file.write_text('{"steps": 30, "sec')
     assert folder.finished is None

@@ -240,6 +240,19 @@ def test_a_folder_without_a_suite_has_no_status(tmp_path: Path) -> None:
         suite_status(tmp_path)
 
 
+def test_the_status_of_many_runs_shows_what_matters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    suite = find_suite(write_suite(tmp_path, GOOD)).narrowed(seeds=600)
+    opened(tmp_path / "out", suite).close()
+    failed = tmp_path / "out" / suite.runs()[-1].folder
+    failed.mkdir(parents=True)
+    (failed / "error.txt").write_text("RuntimeError: a reason\n")
+    assert suite_status(tmp_path / "out") == 1
+    said = capsys.readouterr().out
+    assert "failed: RuntimeError: a reason" in said
+    assert "and 100 more" in said
+    assert "600 runs: 1 failed, 599 waiting." in said
+
+
 GB = 1024**3
 H200, SMALL, FULL = FreeGPU("0", 139 * GB), FreeGPU("1", 9 * GB), FreeGPU("2", 1 * GB)
 

@@ -302,7 +302,7 @@ class Launch:
 
     def _live_table(self) -> Table:
         rows = self.console.height - 8  # title, heading, borders, captions
-        return table(list(self.statuses.values()), title=self._summary(), rows=rows)
+        return table(list(self.statuses.values()), title=self._summary(), rows=rows, live=True)
 
     def _summary(self) -> str:
         statuses = list(self.statuses.values())

@@ -28,6 +28,8 @@ STYLES: dict[State, str] = {
     "stopped": "yellow",
     "waiting": "dim",
 }
+MOST_ROWS = 500
+"""Of a table that is printed once; a larger one takes seconds to lay out, and nobody reads it."""
 
 
 @dataclass(frozen=True)
@@ -64,20 +66,21 @@ def unit(tasks: Iterable[str]) -> str:
 def read_status(folder: SuiteFolder, run: Run, by: Holder | None = None) -> RunStatus:
     """A run's status from its folder, and the command that works on it, if one does."""
     on_disk = RunFolder(folder.run_path(run))
+    if not by and not on_disk.path.exists():
+        return RunStatus(run, "waiting")
     column = family_of(run.task).budget_counts
-    train, evaluations = on_disk.recent_training(), on_disk.evaluations()
-    points = [(row[column], row["seconds"]) for row in train if column in row and "seconds" in row]
-    returns = [row["return_mean"] for row in evaluations]
-    returns = returns or [row["episode_return"] for row in train if "episode_return" in row]
-    newest = max(points + [(row[column], row["seconds"]) for row in evaluations], default=(0.0, 0.0))
-    last_return = returns[-1] if returns else None
-    finished = on_disk.finished
+    evaluation, finished = on_disk.last_evaluation(), on_disk.finished
+    last_return = evaluation.get("return_mean")
     if finished is not None and finished.steps >= run.steps:
         rate = finished.steps / finished.seconds if finished.seconds > 0 else None
         return RunStatus(run, "finished", run.steps, rate, last_return, finished.seconds)
+    train = on_disk.recent_training(column, "seconds", "episode_return")
+    points = [(row[column], row["seconds"]) for row in train if column in row and "seconds" in row]
+    if last_return is None and train:
+        last_return = train[-1].get("episode_return")
+    newest = max([*points, *([(evaluation[column], evaluation["seconds"])] if evaluation else [])], default=(0.0, 0.0))
     error = on_disk.error
-    begun: State = "failed" if error else "stopped" if on_disk.path.exists() else "waiting"
-    state: State = "running" if by else begun
+    state: State = "running" if by else "failed" if error else "stopped"
     rate = None  # a single row would count the time to begin
     if len(points) > 1 and points[-1] > points[0] and points[-1][1] > points[0][1]:
         rate = (points[-1][0] - points[0][0]) / (points[-1][1] - points[0][1])
@@ -113,10 +116,10 @@ def counts(statuses: Iterable[RunStatus]) -> str:
     return ", ".join(f"{found[state]} {state}" for state in STYLES if found[state])
 
 
-def table(statuses: Sequence[RunStatus], *, title: str, rows: int | None = None) -> Table:
+def table(statuses: Sequence[RunStatus], *, title: str, rows: int, live: bool = False) -> Table:
     """One line a run. With fewer `rows` than runs: those under way, then what failed, ended, and comes next."""
     shown, hidden = statuses, 0
-    if rows is not None and len(statuses) > rows:
+    if len(statuses) > rows:
         order = ("running", "failed", "stopped", "finished", "waiting")
         shown = sorted(statuses, key=lambda status: order.index(status.state))[: max(rows, 1)]
         hidden = len(statuses) - len(shown)
@@ -126,10 +129,10 @@ def table(statuses: Sequence[RunStatus], *, title: str, rows: int | None = None)
     for heading in ("seed", unit(status.run.task for status in statuses), "", "steps/s", "last return"):
         view.add_column(heading, justify="right", no_wrap=True)
     # A live table has a line for each run; elsewhere a reason has the lines it takes.
-    view.add_column("state", no_wrap=rows is not None, overflow="ellipsis" if rows is not None else "fold")
+    view.add_column("state", no_wrap=live, overflow="ellipsis" if live else "fold")
     for status in shown:
         state = f"failed: {status.error}" if status.state == "failed" else str(status.state)
-        if status.by and rows is None:
+        if status.by and not live:
             state = f"running: {status.by}"
         view.add_row(
             Text(status.run.task),
@@ -142,7 +145,7 @@ def table(statuses: Sequence[RunStatus], *, title: str, rows: int | None = None)
             Text(state, style=STYLES[status.state]),
         )
     if hidden:
-        view.caption = f"and {hidden} more"
+        view.caption = f"and {hidden:,} more"
     return view
 
 
@@ -159,7 +162,8 @@ def suite_status(folder: Path) -> int:
     under_way = suite.under_way()
     statuses = [read_status(suite, run, under_way.get(str(run.folder))) for run in record.runs]
     console = wide_console()
-    console.print(table(statuses, title=f"{record.name}: {record.shows}" if record.shows else record.name))
+    title = f"{record.name}: {record.shows}" if record.shows else record.name
+    console.print(table(statuses, title=title, rows=MOST_ROWS))
     console.print(f"{len(statuses)} runs: {counts(statuses)}.", highlight=False)
     expected = seconds_left(statuses, len(under_way))
     if under_way and expected:

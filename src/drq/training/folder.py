@@ -36,8 +36,8 @@ and saves, and how it is evaluated. None of them changes what is learnt."""
 EVALUATION_COLUMNS = ("env_step", "agent_step", "return_mean", "seconds")
 """Of eval.csv: those that a row cannot do without."""
 
-RECENT_BYTES = 16_384
-"""How much of a train.csv counts as recent: the last minutes of a run."""
+RECENT_BYTES, EVALUATION_BYTES = 16_384, 1_024
+"""How much of a train.csv counts as recent, the last minutes of a run; and where the last row of an eval.csv is."""
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -296,28 +296,43 @@ class RunFolder:
                 said.append(f"{self.eval_csv}, line {line}: broken row ({_describe(problem)}); skipped")
         return rows
 
-    def recent_training(self) -> list[dict[str, float]]:
-        """The last rows of train.csv, which may be in the middle of being written; cells without a number left out."""
-        if self.train_csv.is_symlink():
-            return []
-        try:
-            with open(self.train_csv, "rb") as file:
-                header = file.readline()
-                begins = max(len(header), file.seek(0, 2) - RECENT_BYTES)
-                file.seek(begins)
-                rows = file.read().decode(errors="replace").splitlines()
-        except OSError:
-            return []
-        columns = next(csv.reader([header.decode(errors="replace")]), [])
-        if begins > len(header):
-            rows = rows[1:]  # the first is cut
-        whole = [dict(zip(columns, row, strict=True)) for row in csv.reader(rows) if len(row) == len(columns)]
-        return [{key: float(value) for key, value in row.items() if _is_number(value)} for row in whole]
+    def last_evaluation(self) -> dict[str, float]:
+        """The last row of eval.csv; empty if there is none. The rest is not read."""
+        rows = _ends(self.eval_csv, EVALUATION_COLUMNS, EVALUATION_BYTES)
+        return rows[-1] if rows and len(rows[-1]) == len(EVALUATION_COLUMNS) else {}
+
+    def recent_training(self, *columns: str) -> list[dict[str, float]]:
+        """The first and the last of the recent rows of train.csv; cells without a number left out."""
+        return _ends(self.train_csv, columns, RECENT_BYTES)
 
 
 def run_folders(root: Path) -> list[RunFolder]:
     """Every run at or below a folder."""
     return [RunFolder(Path(folder)) for folder, _, files in sorted(os.walk(root)) if "config.json" in files]
+
+
+def _ends(path: Path, columns: Iterable[str], size: int) -> list[dict[str, float]]:
+    """The first and the last row in the last bytes of a CSV of ours, which may be in the middle of being written."""
+    if path.is_symlink():
+        return []
+    try:
+        with open(path, "rb") as file:
+            heading = file.readline()
+            begins = max(len(heading), file.seek(0, 2) - size)
+            file.seek(begins)
+            lines = file.read().decode(errors="replace").splitlines(keepends=True)
+    except OSError:
+        return []
+    names = heading.decode(errors="replace").strip().split(",")
+    places = [(name, names.index(name)) for name in columns if name in names]
+    lines = lines[begins > len(heading) :]  # the first may be cut
+
+    def whole(line: str) -> bool:
+        return line.endswith("\n") and line.count(",") == len(names) - 1
+
+    ends = dict.fromkeys((next(filter(whole, lines), ""), next(filter(whole, reversed(lines)), "")))
+    rows = [line.strip().split(",") for line in ends if line]
+    return [{name: float(row[at]) for name, at in places if _is_number(row[at])} for row in rows]
 
 
 def csv_rows(path: Path, columns: Iterable[str], problems: list[str]) -> Iterator[tuple[int, dict[str, str | None]]]:
