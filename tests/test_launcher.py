@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 from drq.errors import UserError
 from drq.launch import mps, pools
 from drq.launch.launcher import SuiteRunArguments, longest_first, run_suite
-from drq.launch.pools import STOPPED, FreeGPU, Job, LocalPool, error_of, plan_slots, share_gpus, start_worker
+from drq.launch.pools import FreeGPU, Job, LocalPool, plan_slots, share_gpus
+from drq.launch.process import STOPPED, error_of, start_worker
 from drq.launch.status import RunStatus, read_status, seconds_left, suite_status
 from drq.launch.suite_folder import SuiteFolder
 from drq.presets import action_repeat_for, preset
@@ -224,12 +225,6 @@ def test_another_suite_is_refused_and_more_of_the_same_is_not(tmp_path: Path) ->
 def test_mistakes_are_said(args: SuiteRunArguments, said: str) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
         run_suite(args)
-
-
-def test_ray_is_asked_for_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)  # import fails
-    with pytest.raises(UserError, match=re.escape("pip install -e '.[ray]'")):
-        run_suite(SuiteRunArguments(write_suite(tmp_path, GOOD), dir=tmp_path / "out", launcher="ray"))
 
 
 def test_a_folder_without_a_suite_has_no_status(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The one exception a user should ever meet, and the hint that many of its sentences give."""
+"""The one exception a user should ever meet, and the hints that many of its sentences give."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -38,3 +39,12 @@ def what_failed(error: BaseException) -> str:
         reason = str(error)
     what = ": ".join(filter(None, (type(error).__name__, " ".join(reason.split()))))
     return f"at {os.path.basename(file)}, line {line} ({what})" if file else f"({what})"
+
+
+def install_command(extra: str) -> str:
+    """What brings an extra to this installation: a checkout, or a package."""
+    checkout = Path(__file__).resolve().parents[2]
+    if not (checkout / "pyproject.toml").is_file():
+        return f"pip install 'drq[{extra}]'"
+    here = checkout == Path.cwd()
+    return f"pip install -e '{'.' if here else checkout}[{extra}]'"

@@ -2,7 +2,8 @@
 
 from drq.launch.launcher import SuiteRunArguments, list_suites, run_suite
 from drq.launch.mps import daemon_of_others, start_mps
-from drq.launch.pools import job_to_json, start_worker
+from drq.launch.pools import job_to_json
+from drq.launch.process import start_worker
 from drq.launch.prune import SuitePruneArguments, prune_suite
 from drq.launch.status import suite_status
 from drq.launch.suite_folder import SuiteFolder

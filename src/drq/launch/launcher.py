@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -19,8 +20,9 @@ from tyro.conf import Positional, arg
 from drq.envs import family_of
 from drq.errors import UserError
 from drq.launch.claims import State as ClaimState
-from drq.launch.pools import STOPPED, Job, Jobs, LocalPool, Pool, plan_here
+from drq.launch.pools import Ended, Job, Jobs, LocalPool, Pool, plan_here
 from drq.launch.probe import seconds_per_agent_step
+from drq.launch.process import STOPPED
 from drq.launch.status import RunStatus, counts, read_status, seconds_left, table, unit, wide_console
 from drq.launch.suite_folder import SuiteFolder
 from drq.presets import action_repeat_for
@@ -36,6 +38,8 @@ PLAIN_SECONDS = 60.0
 """Between two lines about everything, where there is no terminal to draw a table on."""
 LOOK_SECONDS = 2.0
 """Between two looks at runs that other commands have."""
+ATTEMPTS = 3
+"""So many failures of a run are enough. Neither a machine that is lost nor one that cannot make the run counts."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,13 @@ class SuiteRunArguments:
     jobs: Jobs = "auto"
     """Runs at a time. auto: as many as the GPUs and cores of this machine carry."""
     launcher: Literal["local", "ray"] = "local"
-    """local: processes on this machine. ray: tasks on a Ray cluster."""
+    """local: processes on this machine. ray: on a Ray cluster (docs/scale.md)."""
+    address: str | None = None
+    """Of the Ray cluster: auto, or host:port. Unset: a Ray of its own is started on this machine."""
+    gpus_per_run: float | None = None
+    """Share of a GPU that a run asks Ray for. Unset: as many runs to a GPU as it carries."""
     imports: Annotated[tuple[str, ...], arg(aliases=["--import"])] = ()
-    """Modules that a suite of your own may import: no other is."""
+    """Modules that a suite of your own may import: no other is. Their source travels to the nodes of a cluster."""
     keep_replay: bool = False
     """Keep the replays of finished runs (2.2 GB each with the paper's settings): more steps need them."""
     dry_run: bool = False
@@ -90,6 +98,11 @@ def run_suite(args: SuiteRunArguments) -> int:
     suite = find_suite(args.suite, args.imports).narrowed(tasks=tasks, seeds=args.seeds, steps=args.steps)
     folder = SuiteFolder(args.dir or Path("runs") / slug(suite.name))
     jobs = [Job(run, suite.config(run, folder.path)) for run in suite.runs()]
+    if args.launcher != "ray" and (args.address is not None or args.gpus_per_run is not None):
+        raise UserError("--address and --gpus-per-run are for a Ray cluster: add --launcher ray, or leave them out.")
+    share = args.gpus_per_run
+    if share is not None and not (0 < share <= 1 or (share > 1 and share == int(share))):
+        raise UserError(f"--gpus-per-run is {share:g}: set it to a part of a GPU, such as 0.25, or to a whole number.")
     if args.dry_run:
         folder.joined(suite)
         return _print_plan(suite, folder, jobs, args)
@@ -101,7 +114,7 @@ def run_suite(args: SuiteRunArguments) -> int:
         if args.launcher == "ray":
             from drq.launch.ray_pool import RayPool
 
-            pool = RayPool(folder, args.jobs, [job.config for job in left])
+            pool = RayPool(folder, args.jobs, [job.config for job in left], share, args.address, args.imports)
         else:
             pool = local = LocalPool(folder, plan_here(args.jobs, [job.config for job in left]) if left else [])
             around = local.sharing_gpus()
@@ -171,6 +184,8 @@ class Launch:
         # A run that failed before is tried again, so it waits like any other.
         self.statuses = {run: _without_failure(read_status(folder, run)) for run in runs}
         self.failed_before = {job.run: self._failed_at(job.run) for job in left}
+        self.jobs = {job.run: job for job in left}
+        self.failures: Counter[Run] = Counter()
         self.interrupts = 0
         self.others: dict[Run, ClaimState] = {}
         """Runs that are left and that other commands have."""
@@ -207,7 +222,9 @@ class Launch:
                 asked = self.interrupts
                 self._interrupt()
             for ended in self.pool.ended():
-                self._end(ended.run, ended.error)
+                self._end(ended)
+            while self.pool.notices:
+                self._say(self.pool.notices.pop(0))
             if time.monotonic() >= due:
                 self._refresh_running()
                 if live:
@@ -260,13 +277,18 @@ class Launch:
         if not self.console.is_terminal:
             self._say(f"Begun: {job.run}.")
 
-    def _end(self, run: Run, error: str) -> None:
+    def _end(self, ended: Ended) -> None:
+        run = ended.run
         status = read_status(self.folder, run)
         if status.state != "finished" and not self.interrupts:
+            self.failures[run] += ended.why not in ("lost", "unfit")
+            if ended.why != "mistake" and self.failures[run] < ATTEMPTS:
+                self._again(ended)
+                return
             path = self._error_file(run)
             if not path.exists():  # what the run itself wrote there says more
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, error or "The run ended before its last step and gave no reason.\n")
+                write_atomically(path, ended.error or "The run ended before its last step and gave no reason.\n")
             status = read_status(self.folder, run)
         if status.state == "finished" and not self.keep_replay:
             with suppress(OSError, UserError):  # `drq suite prune` can do it later
@@ -281,6 +303,22 @@ class Launch:
             self._say(f"Failed: {run}: {status.error} ({self._error_file(run)})")
         else:
             self._say(f"Stopped: {run} at {status.done:,} of {run.steps:,}.")
+
+    def _again(self, ended: Ended) -> None:
+        """Puts a run back among those that are left: first where it was its machine, last where it failed."""
+        run = ended.run
+        lines = ended.error.strip().splitlines() or ["it ended before its last step"]
+        if ended.why in ("lost", "unfit"):
+            self.left.insert(0, self.jobs[run])
+            self._say(f"Lost: {run}: {lines[-1]}. It starts again from its last checkpoint.")
+        else:
+            self.left.append(self.jobs[run])
+            attempt = f"attempt {self.failures[run]} of {ATTEMPTS}"
+            self._say(f"Failed, {attempt}: {run}: {lines[-1]} ({self.folder.log(run)})")
+        self.failed_before[run] = self._failed_at(run)
+        self.folder.release(run)
+        self.look_at = 0.0
+        self.statuses[run] = _without_failure(read_status(self.folder, run))
 
     def _interrupt(self) -> None:
         if self.interrupts == 1:
@@ -319,7 +357,9 @@ class Launch:
             self._say("Run the same command again to go on.")
             return STOPPED
         for status in failed:
-            self._say(f"Failed: {status.run}: {status.error} ({self._error_file(status.run)})")
+            self._say(
+                f"Failed: {status.run}: {status.error} ({self._error_file(status.run)}, {self.folder.log(status.run)})"
+            )
         if failed:
             self._say("Run the same command again to try what failed once more.")
         elif self.left:

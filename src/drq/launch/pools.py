@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -14,19 +13,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
 from drq.config import TrainConfig
 from drq.cores import usable_cores
 from drq.envs import family_of
+from drq.errors import UserError
 from drq.launch.mps import CLIENTS_PER_GPU, if_it_still_works, mps_if_possible
+from drq.launch.process import MISTAKE, STOPPED, UNFIT, error_of, start_worker
 from drq.launch.suite_folder import SuiteFolder
 from drq.machine import free_memory
 from drq.suites import Run
 from drq.training.checkpoint import newest_agent_step
-from drq.training.folder import RunFolder, config_to_json
+from drq.training.folder import RunFolder, config_to_json, git_commit, versions
 from drq.training.schedule import Schedule
 
 CORES_PER_CPU_RUN = 2
@@ -34,14 +35,13 @@ PROCESSES_PER_GPU_RUN = 2
 """Its loop and its evaluation."""
 BYTES_PER_RUN = 4 * 1024**3
 """The replay of the paper's settings, networks and images under way."""
-STOPPED = 130
-"""Exit code of a run that was asked to stop."""
 LOOK_SECONDS = 1.0
 """Between two looks at which runs are trained."""
-ERROR_LINES = 40
-"""How much of what a failed run printed is kept in its error.txt."""
 
 Jobs = int | Literal["auto"]
+Why = Literal["", "failed", "mistake", "lost", "unfit"]
+"""Why a run ended: of itself; a failure, which may not happen again; a mistake, which will; its machine was lost, or
+cannot make it, which is no fault of the run."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,24 @@ class Job:
     run: Run
     config: TrainConfig
 
-    def to_json(self) -> str:
-        return job_to_json(self.config, self.run.label)
+    def to_json(self, *, check: bool = False) -> str:
+        return job_to_json(self.config, self.run.label, check=check)
 
 
-def job_to_json(config: TrainConfig, label: str | None) -> str:
-    """What a worker is told. The label is the run's name in comparisons."""
-    return json.dumps({"label": label, "config": config_to_json(config)})
+def job_to_json(config: TrainConfig, label: str | None, *, check: bool = False) -> str:
+    """What a worker is told. The label is the run's name in comparisons. `check`: it shall see to it first that what
+    is installed on its machine is what is installed here."""
+    here = {"installed": installed(config.task)} if check else {}
+    return json.dumps({"label": label, "config": config_to_json(config), **here})
+
+
+@cache
+def installed(task: str) -> dict[str, str | None]:
+    """What has to be the same on all machines that work on one suite."""
+    found = versions()
+    names = ("drq", "torch", "numpy", "gymnasium", *family_of(task).packages)
+    # PyTorch's builds for CPUs and for GPUs differ in what follows the plus.
+    return {name: found.get(name, "missing").partition("+")[0] for name in names} | {"commit": git_commit()}
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,7 @@ class Ended:
     run: Run
     error: str
     """The last lines it printed, if it failed; empty if it finished."""
+    why: Why = ""
 
 
 class Pool(Protocol):
@@ -79,6 +91,11 @@ class Pool(Protocol):
 
     @property
     def running(self) -> list[Run]: ...
+
+    @property
+    def notices(self) -> list[str]:
+        """What there is to say; who says it empties the list."""
+        ...
 
     def start(self, job: Job) -> None: ...
 
@@ -168,39 +185,22 @@ def share_gpus(slots: Sequence[Mapping[str, str]]) -> bool:
     return 1 < max(runs.values(), default=0) <= CLIENTS_PER_GPU // PROCESSES_PER_GPU_RUN
 
 
-def start_worker(job: str, log: Path, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Begins a run in a process of its own that prints into `log`."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "drq.launch.worker"],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
-            # Ctrl-C in the terminal is for the launcher, which asks each run once: a second signal ends it at once.
-            start_new_session=True,
-            text=True,
-        )
-    assert process.stdin is not None
+def computed_with(run_path: Path) -> dict[str, Any]:
+    """Device, precision and threads of a run that has a checkpoint; nothing of one that has none, or does not say."""
+    folder = RunFolder(run_path)
+    if not (folder.checkpoint / "latest.json").exists():
+        return {}
     try:
-        process.stdin.write(job + "\n")
-        process.stdin.flush()  # and stays open: its end would tell the run to stop
-    except BrokenPipeError:
-        pass  # it has ended already; its log says why
-    return process
+        found = folder.description.get("computed_with")
+    except UserError:
+        return {}  # the run itself says what is wrong
+    return found if isinstance(found, dict) else {}
 
 
-def error_of(code: int, log: Path) -> str:
-    """The last lines of a run that failed, and what its exit code adds to them."""
-    if code == 0:
-        return ""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-ERROR_LINES:]
-    if code == -signal.SIGKILL:
-        lines.append("The run was killed, as the system does when memory runs out: try a smaller --jobs.")
-    elif code < 0:
-        lines.append(f"The run was ended by {signal.Signals(-code).name}.")
-    return "\n".join(lines or [f"The run ended with exit code {code} and said nothing."]) + "\n"
+def how_it_ended(run: Run, code: int, error: str) -> Ended:
+    """What an exit code means for another attempt."""
+    known: dict[int, Why] = {0: "", MISTAKE: "mistake", UNFIT: "unfit"}
+    return Ended(run, error, known.get(code, "failed"))
 
 
 class LocalPool:
@@ -215,6 +215,7 @@ class LocalPool:
         self._look_at = 0.0
         self._shared: Mapping[str, str] = {}
         """Further variables, the same for every run."""
+        self.notices: list[str] = []
 
     @property
     def size(self) -> int:
@@ -255,6 +256,8 @@ class LocalPool:
     def start(self, job: Job) -> None:
         slot = self._free.pop(0)
         environment = {**slot, **self._shared}
+        if threads := computed_with(self._folder.run_path(job.run)).get("threads"):
+            environment["OMP_NUM_THREADS"] = str(threads)  # as it began: other sums would be rounded otherwise
         process = start_worker(job.to_json(), self._folder.log(job.run), environment)
         self._processes[job.run] = process, slot
         self._training[job.run] = Schedule(job.config).agent_steps
@@ -269,7 +272,7 @@ class LocalPool:
                 del self._processes[run]
                 if self._training.pop(run, None) is not None:
                     self._free.append(slot)
-                over.append(Ended(run, error_of(code, self._folder.log(run))))
+                over.append(how_it_ended(run, code, error_of(code, self._folder.log(run))))
                 if self._shared and code not in (0, STOPPED):
                     self._shared = if_it_still_works(self._shared)
         return over

@@ -1,83 +1,302 @@
-"""The runs of a suite as Ray tasks, on this machine or a cluster whose machines share the suite's folder."""
+"""The runs of a suite on a Ray cluster, each held by an actor (node.py) on whatever node Ray finds room on.
+
+Runs work on their node's own disk. What is new comes back with every answer of the actor and is written here, so that
+the suite's folder is the same as with processes on this machine, and no file system has to be shared.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
+import sysconfig
 import time
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from drq.config import TrainConfig
-from drq.errors import UserError
-from drq.launch.pools import CORES_PER_CPU_RUN, Ended, Job, Jobs, error_of, most_per_gpu, start_worker
+from drq.errors import UserError, install_command
+from drq.launch import node, process, transfer
+from drq.launch.pools import CORES_PER_CPU_RUN, Ended, Job, Jobs, computed_with, how_it_ended, most_per_gpu
 from drq.launch.suite_folder import SuiteFolder
+from drq.launch.transfer import Outbox, Piece, Store, batches, receive
 from drq.suites import Run
 
-POLL_SECONDS = 0.5
+LOOK_SECONDS = 2.0
+"""Between two looks at which nodes there are."""
+BYTES_BESIDE_REPLAY = 1_500_000_000
+"""What a run takes of the host's memory: PyTorch, networks, images under way, its evaluation."""
+LOST_SECONDS = 60.0
+"""After so long without a word of an actor its run is begun again elsewhere."""
 
 
-def _execute(job: str, log: str, threads: int) -> str:
-    """A Ray task: one run in a process of its own. Ray has chosen its GPU."""
-    process = start_worker(job, Path(log), {"OMP_NUM_THREADS": str(threads)})
+def memory_of(config: TrainConfig, *, on_gpu: bool) -> int:
+    """Bytes of the host's memory that a run asks for. On a GPU the replay lies there."""
+    frames = 0 if on_gpu or config.env.observation != "pixels" else config.replay.capacity or config.steps
+    return BYTES_BESIDE_REPLAY + frames * 3 * config.env.image_size**2
+
+
+def shipped_modules(imports: Sequence[str]) -> dict[str, bytes]:
+    """Source of the modules that the command names, by path from the current folder. What is installed is not sent."""
+    installed = [sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")]
+    files: dict[str, Path] = {}
+    for name in imports:
+        if name.endswith(".py"):
+            if os.path.isabs(name):
+                raise UserError(f"--import {name} cannot travel to other machines: name it from the current folder.")
+            files[name] = Path(name)
+            continue
+        top = name.partition(".")[0]
+        spec = importlib.util.find_spec(top)
+        source = Path(spec.origin or "").resolve() if spec is not None else Path()
+        if spec is None or not source.is_file() or any(source.is_relative_to(path) for path in installed):
+            continue
+        if spec.submodule_search_locations:
+            inner = [path for path in source.parent.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+            files |= {f"{top}/{path.relative_to(source.parent).as_posix()}": path for path in inner}
+        else:
+            files[f"{top}.py"] = source
+    return {name: path.read_bytes() for name, path in files.items()}
+
+
+def connect(address: str | None) -> Any:
+    """Ray, connected to the cluster at the address, or to one of its own on this machine."""
     try:
-        while process.poll() is None:  # a cancellation is noticed between two calls, not inside one that waits
-            time.sleep(POLL_SECONDS)
-    except KeyboardInterrupt:  # the task was cancelled
-        process.terminate()
-        process.wait()
-    return error_of(process.returncode, Path(log))
+        if address is None:
+            # Read when ray is imported: a Ray for this command alone listens to this machine alone, and tells nobody.
+            os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        ray: Any = importlib.import_module("ray")
+    except ImportError:
+        raise UserError(
+            f"--launcher ray needs its package: {install_command('ray')}, or leave --launcher out."
+        ) from None
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address or "local", include_dashboard=False if address is None else None,
+                     log_to_driver=False, configure_logging=False)  # fmt: skip
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise UserError(
+                f"There is no Ray cluster at --address {address} ({reason}): start one (`ray start --head`), name "
+                "another, or leave --address out for one on this machine."
+            ) from None
+    for module in (process, transfer, node):
+        ray.cloudpickle.register_pickle_by_value(module)
+    return ray
 
 
+@dataclass
+class _Hosted:
+    """A run and the actor that holds it."""
+
+    job: Job
+    actor: Any
+    asked: Any
+    """The answer that is awaited."""
+    sending: Iterator[list[Piece]]
+    owner: str
+    node: str | None = None
+    """None: it waits for a place."""
+    name: str = ""
+    begun: bool = False
+    received: int = 0
+    unavailable_since: float | None = None
+
+
+@dataclass
 class RayPool:
     """As many runs at a time as the cluster has room for."""
 
-    def __init__(self, folder: SuiteFolder, jobs: Jobs, configs: Sequence[TrainConfig]) -> None:
-        try:
-            import ray
-        except ImportError:
-            raise UserError(
-                "--launcher ray needs its package: pip install -e '.[ray]', or leave --launcher out."
-            ) from None
-        self._ray: Any = ray
-        self._folder = folder
-        self._tasks: dict[Any, Run] = {}
-        if not ray.is_initialized():
-            ray.init(log_to_driver=False, configure_logging=False)
-        resources = self._ray.cluster_resources()
-        gpus = resources.get("GPU", 0.0) if any(config.device != "cpu" for config in configs) else 0.0
-        per_gpu = most_per_gpu([config.task for config in configs]) if configs else 1
-        room = int(gpus * per_gpu) if gpus else int(resources.get("CPU", 1.0)) // CORES_PER_CPU_RUN
-        self.size = max(room, 1) if jobs == "auto" else jobs
-        needs = {"num_gpus": 1 / per_gpu, "num_cpus": 1} if gpus else {"num_cpus": min(CORES_PER_CPU_RUN, room or 1)}
-        self._threads = 1 if gpus else CORES_PER_CPU_RUN
-        self._execute = ray.remote(max_retries=0, **needs)(_execute)
+    folder: SuiteFolder
+    jobs: Jobs
+    configs: Sequence[TrainConfig]
+    gpus_per_run: float | None = None
+    address: str | None = None
+    imports: Sequence[str] = ()
+    store: Store | None = None
+    notices: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._ray = ray = connect(self.address)
+        self._modules = shipped_modules(self.imports)
+        self._hosted: dict[Run, _Hosted] = {}
+        self._refused: dict[str, str] = {}
+        """Nodes that cannot make these runs, and why."""
+        self._keepers: dict[str, Any] = {}
+        self._looked, self._nodes = 0.0, list[dict[str, Any]]()
+        self._host: Any = ray.remote(max_restarts=0, concurrency_groups={"control": 1})(node.RunHost)
+        cluster_has_gpus = any(each["Resources"].get("GPU") for each in self._alive())
+        self._share = self.gpus_per_run or 1 / most_per_gpu([config.task for config in self.configs] or ["toy/reach"])
+        self._gpus = cluster_has_gpus or self.gpus_per_run is not None
+
+    def _needs(self, config: TrainConfig, begun_on: Mapping[str, Any]) -> dict[str, Any]:
+        """What a run asks Ray for."""
+        if self._gpus and config.device != "cpu" and begun_on.get("device") != "cpu":
+            return {"num_gpus": self._share, "num_cpus": 1, "memory": memory_of(config, on_gpu=True)}
+        threads = begun_on.get("threads") or int(os.environ.get("OMP_NUM_THREADS") or CORES_PER_CPU_RUN)
+        most = max((int(each["Resources"].get("CPU", 0)) for each in self._alive()), default=threads)
+        cores = threads if begun_on else max(min(threads, most), 1)
+        return {"num_cpus": cores, "memory": memory_of(config, on_gpu=False)}
+
+    def _alive(self) -> list[dict[str, Any]]:
+        """The nodes that runs may be placed on."""
+        if time.monotonic() - self._looked > LOOK_SECONDS:
+            self._looked, self._nodes = time.monotonic(), [each for each in self._ray.nodes() if each["Alive"]]
+        return [each for each in self._nodes if each["NodeID"] not in self._refused]
+
+    @property
+    def size(self) -> int:
+        """Grows and shrinks with the cluster; never 0, so that one run waits for the first node with room."""
+        if self.jobs != "auto" or not self.configs:
+            return int(self.jobs) if self.jobs != "auto" else 1
+        needs = self._needs(self.configs[0], {})
+        names = {"num_gpus": "GPU", "num_cpus": "CPU", "memory": "memory"}
+        room = sum(
+            min(int(each["Resources"].get(names[key], 0.0) / amount + 1e-9) for key, amount in needs.items())
+            for each in self._alive()
+        )
+        return max(room, 1)
 
     @property
     def running(self) -> list[Run]:
-        return list(self._tasks.values())
+        return list(self._hosted)
 
     def start(self, job: Job) -> None:
-        log = os.path.abspath(self._folder.log(job.run))
-        self._tasks[self._execute.remote(job.to_json(), log, self._threads)] = job.run
+        begun_with = computed_with(self.folder.run_path(job.run))
+        options = self._needs(job.config, begun_with)
+        if self._refused:
+            options["label_selector"] = {"ray.io/node-id": f"!in({','.join(self._refused)})"}
+        if not any(_has_room(each, options) for each in self._alive()):
+            amounts = ", ".join(f"{name} {value:,.4g}" for name, value in options.items() if name != "label_selector")
+            self.notices.append(f"No node of the cluster has room for {job.run} ({amounts}): it waits for one.")
+        actor = self._host.options(**options).remote()
+        owner = uuid.uuid4().hex
+        sending: Iterator[list[Piece]] = iter(())
+        if self.store is not None:
+            self.store.take(job.run.folder.as_posix(), owner)
+        else:
+            sending = batches(_below(job.run.folder.as_posix(), Outbox(self.folder.run_path(job.run)).pieces()))
+        self._hosted[job.run] = _Hosted(job, actor, actor.where.remote(), sending, owner)
 
     def ended(self) -> list[Ended]:
-        if not self._tasks:
+        if not self._hosted:
             return []
-        done, _ = self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=0)
-        over = []
-        for task in done:
-            run = self._tasks.pop(task)
-            try:
-                over.append(Ended(run, self._ray.get(task)))
-            except Exception as error:  # a lost machine, a cancelled task: the run is not finished
-                over.append(Ended(run, f"Ray could not finish the run ({type(error).__name__}): {error}\n"))
-        return over
+        by_answer = {hosted.asked: hosted for hosted in self._hosted.values()}
+        done, _ = self._ray.wait(list(by_answer), num_returns=len(by_answer), timeout=0, fetch_local=False)
+        return [ended for answer in done if (ended := self._hear(by_answer[answer])) is not None]
+
+    def _hear(self, hosted: _Hosted) -> Ended | None:
+        """Takes an answer of a run's actor and asks the next question."""
+        errors = self._ray.exceptions
+        try:
+            answer = self._ray.get(hosted.asked)
+        except errors.ActorUnavailableError:
+            now = time.monotonic()
+            hosted.unavailable_since = hosted.unavailable_since or now
+            if now - hosted.unavailable_since > LOST_SECONDS or not hosted.begun:
+                return self._lost(hosted, "its node does not answer")
+            hosted.asked = hosted.actor.poll.remote(hosted.received)
+            return None
+        except errors.RayActorError as error:
+            return self._died(hosted, error)
+        except errors.RayTaskError as error:  # what the actor itself raised: a full disk, a store that is not there
+            reason = f"{hosted.name or 'Ray'}: {error.cause!r}"
+            return self._over(hosted, Ended(hosted.job.run, f"{reason}\n", "failed"))
+        hosted.unavailable_since = None
+        if hosted.node is None:
+            hosted.node, hosted.name = answer
+        elif hosted.begun:
+            hosted.received, pieces, code, said = answer
+            receive(self.folder.path, pieces)
+            if code is not None:
+                return self._exit(hosted, code, said)
+        if (batch := next(hosted.sending, None)) is not None:
+            hosted.asked = hosted.actor.put.remote(batch)
+        elif not hosted.begun:
+            hosted.asked = self._begin(hosted)
+            hosted.begun = True
+            hosted.sending = iter(())
+        else:
+            hosted.asked = hosted.actor.poll.remote(hosted.received)
+        return None
+
+    def _begin(self, hosted: _Hosted) -> Any:
+        run, config = hosted.job.run, hosted.job.config
+        begun_with = computed_with(self.folder.run_path(run))
+        needs = self._needs(config, begun_with)
+        on_gpu = "num_gpus" in needs
+        threads = begun_with.get("threads") or (1 if on_gpu else needs["num_cpus"])
+        variables = {"OMP_NUM_THREADS": str(threads)} | ({} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
+        shared: Any = {}
+        if on_gpu and needs["num_gpus"] < 1 and hosted.node is not None:
+            shared = self._keeper(hosted.node).variables.remote()
+        log = self.folder.log(run).relative_to(self.folder.path).as_posix()
+        job = hosted.job.to_json(check=True)
+        begun = hosted.actor.begin.remote(
+            job, run.folder.as_posix(), log, variables, shared, self._modules, self.store, hosted.owner
+        )
+        del begun  # an error in it is an error in every answer after it
+        return hosted.actor.poll.remote(0)
+
+    def _keeper(self, node_id: str) -> Any:
+        """The actor that has an MPS daemon on a node; one for all runs there."""
+        if node_id not in self._keepers:
+            here = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id, soft=False)
+            keeper = self._ray.remote(num_cpus=0, scheduling_strategy=here)(node.MpsKeeper)
+            self._keepers[node_id] = keeper.remote()
+        return self._keepers[node_id]
+
+    def _exit(self, hosted: _Hosted, code: int, said: str) -> Ended:
+        ended = how_it_ended(hosted.job.run, code, said)
+        if ended.why == "unfit" and hosted.node is not None:
+            last = said.strip().splitlines()[-1]
+            self._refused[hosted.node] = last
+            self.notices.append(f"No run goes to the node {hosted.name}: {last}")
+            if not self._alive():
+                ended = Ended(ended.run, f"No node of the cluster is left: {last}\n", "mistake")
+        return self._over(hosted, ended)
+
+    def _died(self, hosted: _Hosted, error: Exception) -> Ended:
+        """A node that is gone does not count as a failure of the run; a process that died on one that lives does."""
+        self._looked = 0.0
+        alive = {each["NodeID"] for each in self._alive()} | self._refused.keys()
+        first = str(error).strip().splitlines()
+        reason = next((line for line in first if line.startswith("The actor")), first[0] if first else "")
+        if hosted.unavailable_since is not None or hosted.node is None or hosted.node not in alive:
+            return self._lost(hosted, "its node is gone")
+        said = f"The process that held it on {hosted.name} died. {reason}\n"
+        return self._over(hosted, Ended(hosted.job.run, said, "failed"))
+
+    def _lost(self, hosted: _Hosted, why: str) -> Ended:
+        self._ray.kill(hosted.actor)
+        return self._over(hosted, Ended(hosted.job.run, f"{hosted.name or 'Ray'}: {why}\n", "lost"))
+
+    def _over(self, hosted: _Hosted, ended: Ended) -> Ended:
+        del self._hosted[hosted.job.run]
+        self._ray.kill(hosted.actor)
+        return ended
 
     def stop(self) -> None:
-        for task in self._tasks:
-            self._ray.cancel(task)
+        for hosted in self._hosted.values():
+            if hosted.begun:
+                hosted.actor.stop.options(concurrency_group="control").remote()  # heard while it waits for news
+            else:
+                self._ray.kill(hosted.actor)
 
     def kill(self) -> None:
-        for task in self._tasks:
-            self._ray.cancel(task, force=True)
+        for hosted in self._hosted.values():
+            self._ray.kill(hosted.actor)
+
+
+def _below(folder: str, pieces: Iterator[Piece]) -> Iterator[Piece]:
+    for kind, path, offset, data, last in pieces:
+        yield kind, f"{folder}/{path}", offset, data, last
+
+
+def _has_room(each: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+    names = {"num_gpus": "GPU", "num_cpus": "CPU", "memory": "memory"}
+    return all(each["Resources"].get(names[key], 0.0) >= options[key] for key in names if key in options)

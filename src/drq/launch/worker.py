@@ -1,44 +1,82 @@
 """One run of a suite in a process of its own: `python -m drq.launch.worker`, told what to do on standard input.
 
 The first line of the input is the job. Its end means that the launcher has ended: the run is then left as by Ctrl-C,
-so that nothing goes on in secret when a launcher is killed.
+so that nothing goes on in secret when a launcher is killed. A folder that was lent to the run alone goes with it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import socket
 import sys
 import threading
+from pathlib import Path
+from typing import Any
 
 from drq.errors import UserError
-from drq.launch.pools import STOPPED
+from drq.launch.process import MISTAKE, STOPPED, UNFIT
+
+
+class Unfit(UserError):
+    """Another machine may make this run, but not this one; says why."""
 
 
 def main() -> int:
     """Trains one run; a user's mistake is one sentence and exit code 2."""
     # Training turns the first signal into a checkpoint; before and after, it unwinds and finishes what it writes.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    alone = threading.Event()
+    job: dict[str, Any] = {}
     try:
         job = json.loads(sys.stdin.readline())
-        threading.Thread(target=_stop_at_end_of_input, daemon=True).start()
+        threading.Thread(target=_stop_at_end_of_input, args=(alone,), daemon=True).start()
         from drq.training.folder import config_from_json
         from drq.training.loop import train
 
-        train(config_from_json(job["config"]), label=job["label"])
+        config = config_from_json(job["config"])
+        _check_machine(job.get("installed"), Path(config.dir or ""), config)
+        train(config, label=job["label"])
+    except Unfit as error:
+        print(error, file=sys.stderr)
+        return UNFIT
     except UserError as error:
         print(error, file=sys.stderr)
-        return 2
+        return MISTAKE
     except KeyboardInterrupt:
         return STOPPED
+    finally:
+        if alone.is_set() and "remove" in job:
+            shutil.rmtree(job["remove"], ignore_errors=True)
     return 0
 
 
-def _stop_at_end_of_input() -> None:
+def _check_machine(wanted: dict[str, str | None] | None, path: Path, config: Any) -> None:
+    """Refuses a machine on which the run would not be the same."""
+    from drq.engine import EngineSettings, choose_device
+    from drq.launch.pools import computed_with, installed
+
+    here = installed(config.task)
+    if wanted is not None and (others := [name for name in wanted if here.get(name) != wanted[name]]):
+        said = ", ".join(f"{name} {here.get(name)} instead of {wanted[name]}" for name in others)
+        raise Unfit(f"{socket.gethostname()} has {said}: install there what the launcher's machine has.")
+    before = computed_with(path)
+    if before.get("device") == "cpu":
+        precision = EngineSettings.resolve(config.engine, choose_device(config.device), config.agent).precision
+        if precision != before.get("precision"):
+            raise Unfit(
+                f"The run was begun in {before.get('precision')} and {socket.gethostname()} would go on in "
+                f"{precision}: go on with it on a CPU like the first."
+            )
+
+
+def _stop_at_end_of_input(alone: threading.Event) -> None:
     # A thread that waits inside a buffered reader would hold its lock at the interpreter's exit.
     while os.read(sys.stdin.fileno(), 1):
         pass
+    alone.set()
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -152,8 +152,15 @@ class RunFolder:
                 f"The run folder {self.path} cannot be made ({error.strerror}): choose another --dir."
             ) from error
 
-    def open(self, config: TrainConfig, spec: EnvSpec, label: str | None = None) -> None:
-        """Makes the folder and describes the run in it. The label is the run's name in comparisons."""
+    def open(
+        self,
+        config: TrainConfig,
+        spec: EnvSpec,
+        label: str | None = None,
+        computed_with: dict[str, str | int] | None = None,
+    ) -> None:
+        """Makes the folder and describes the run in it. The label is the run's name in comparisons; `computed_with`
+        says what its arithmetic hangs on, so that it can go on with the same."""
         self.make()
         try:
             described = {
@@ -162,6 +169,7 @@ class RunFolder:
                 "config": config_to_json(config),
                 "versions": versions(),
                 "git_commit": git_commit(),
+                "computed_with": computed_with,
                 "spec": dataclasses.asdict(spec),
             }
             write_atomically(self.config_file, json.dumps(described, indent=2) + "\n")

@@ -208,7 +208,7 @@ class Trainer:
         self.learner = make_learner(config, self.spec, self.engine, capacity, self._agent)
         self.stack = make_stack(config, self.env.env, self.engine)
         self._take_lock(closing)
-        self.folder.open(config, self.spec, self.label)
+        self.folder.open(config, self.spec, self.label, self._computed_with())
         self.folder.error_file.unlink(missing_ok=True)  # of an attempt before this one
         closing.callback(self.checkpoints.close)
         restored = self.checkpoints.restore(self.learner, self.schedule)
@@ -229,6 +229,14 @@ class Trainer:
             self._return_to_episode()
         else:
             self._begin_episode()
+
+    def _computed_with(self) -> dict[str, str | int]:
+        """What the last bits of a result hang on beside the settings."""
+        return {
+            "device": self.device.type,
+            "precision": self.engine.precision,
+            "threads": torch.get_num_threads(),
+        }
 
     def _take_lock(self, closing: ExitStack) -> None:
         self.folder.make()

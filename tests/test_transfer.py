@@ -1,0 +1,228 @@
+"""Copies of run folders: sound wherever copying is cut off, and what is retried after that."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from drq.errors import UserError
+from drq.launch.launcher import ATTEMPTS, Launch, SuiteRunArguments, run_suite
+from drq.launch.pools import Ended, Job, Why, computed_with, installed
+from drq.launch.process import UNFIT, start_worker
+from drq.launch.ray_pool import memory_of, shipped_modules
+from drq.launch.suite_folder import SuiteFolder
+from drq.launch.transfer import Outbox, Piece, Store, receive
+from drq.presets import preset
+from drq.suites import Run, find_suite
+from drq.training.checkpoint import Description
+from drq.training.loop import train
+from runs import assert_same_run, small
+from test_launcher import GOOD, write_suite
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with seven checkpoints behind it."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    train(small(folder), quiet=True)
+    return folder
+
+
+def sound(folder: Path) -> bool:
+    """Whether a copy has every file that its lists name, and claims no more than it has."""
+    lists = [folder / "checkpoint" / name for name in ("latest.json", "previous.json")]
+    for text in [each.read_text() for each in lists if each.exists()]:
+        if not all((folder / "checkpoint" / name).exists() for name in Description.from_text(text).checksums):
+            return False
+    return not (folder / "finished.json").exists() or lists[0].exists()
+
+
+def test_a_copy_is_sound_wherever_it_is_cut_off(run: Path, tmp_path: Path) -> None:
+    pieces = list(Outbox(run).pieces())
+    assert pieces[0][1] == "config.json"
+    assert pieces[-1][1] == "finished.json"
+    for number, piece in enumerate(pieces):
+        receive(tmp_path / "copy", [piece])
+        assert sound(tmp_path / "copy"), pieces[number][1]
+    assert_same_run(tmp_path / "copy", run)
+
+
+def test_only_what_is_new_is_sent(run: Path, tmp_path: Path) -> None:
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    receive(source, Outbox(run).pieces())
+    outbox = Outbox(source)
+    receive(copy, outbox.pieces())
+    assert list(outbox.pieces()) == []
+    with open(source / "train.csv", "a") as file:
+        file.write("1,2,3\n")
+    (added,) = outbox.pieces()
+    assert added[3] == b"1,2,3\n"
+    receive(copy, [added])
+    assert (copy / "train.csv").read_bytes() == (source / "train.csv").read_bytes()
+
+    # A run that goes on from what came from the copy: that is not sent back, and goes once no list names it any more.
+    outbox = Outbox(source, arrived=True)
+    before = {f"checkpoint/{path.name}" for path in (source / "checkpoint").glob("*.safetensors")}
+    (source / "finished.json").unlink()
+    train(dataclasses.replace(small(source), steps=160), quiet=True)
+    later = list(outbox.pieces())
+    assert {path for kind, path, *_ in later if kind == "remove"} & before
+    assert not {path for kind, path, *_ in later if kind == "whole"} & before
+    for piece in later:
+        receive(copy, [piece])
+        assert sound(copy)
+    assert_same_run(copy, source)
+    assert {path.name for path in (copy / "checkpoint").iterdir()} == {
+        path.name for path in (source / "checkpoint").iterdir()
+    }
+
+
+@pytest.mark.parametrize("path", ["../out", "/etc/passwd", "a/../../b", ""])
+def test_a_piece_that_leads_out_of_the_folder_is_refused(path: str, tmp_path: Path) -> None:
+    piece: Piece = ("whole", path, 0, b"", True)
+    with pytest.raises(ValueError, match="leads out"):
+        receive(tmp_path, [piece])
+    (tmp_path / "link").symlink_to("/etc")
+    with pytest.raises(ValueError, match="is a link"):
+        receive(tmp_path, [("whole", "link/file", 0, b"", True)])
+
+
+@pytest.mark.parametrize("scheme", ["memory", "file"])
+def test_a_store_holds_runs(scheme: str, run: Path, tmp_path: Path) -> None:
+    url = f"memory://runs-{tmp_path.name}" if scheme == "memory" else f"file://{tmp_path}/store"
+    store, outbox = Store(url), Outbox(run, appends=False)
+    store.take("a/run", "me")
+    store.write((kind, f"a/run/{path}", *rest) for kind, path, *rest in outbox.pieces())  # type: ignore[misc]
+    assert list(outbox.pieces()) == []
+    again = Store(url)
+    assert again.owner("a/run") == "me"
+    again.fetch("a/run", tmp_path / "shown", checkpoints=False)
+    assert (tmp_path / "shown" / "a" / "run" / "eval.csv").read_bytes() == (run / "eval.csv").read_bytes()
+    assert not (tmp_path / "shown" / "a" / "run" / "checkpoint").exists()
+    again.fetch("", tmp_path / "whole", checkpoints=True)
+    assert_same_run(tmp_path / "whole" / "a" / "run", run)
+
+
+class FailingPool:
+    """Runs end as they are told to: by each word in turn, or finished."""
+
+    size = 2
+
+    def __init__(self, folder: Path, ends: dict[int, list[Why]]) -> None:
+        self.folder, self.ends = folder, ends
+        self.started: list[int] = []
+        self.running: list[Run] = []
+        self.notices: list[str] = []
+
+    def start(self, job: Job) -> None:
+        self.started.append(job.run.seed)
+        self.running.append(job.run)
+
+    def ended(self) -> list[Ended]:
+        over = []
+        for run in self.running:
+            words = self.ends[run.seed]
+            why = words.pop(0) if words else ""
+            if not why:
+                path = self.folder / run.folder
+                path.mkdir(parents=True, exist_ok=True)
+                (path / "finished.json").write_text(f'{{"steps": {run.steps}, "seconds": 1.0}}')
+            over.append(Ended(run, f"first line\nwhy {run.seed} {why}\n" if why else "", why))
+        self.running = []
+        return over
+
+    def stop(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def launch(tmp_path: Path, *ends: Sequence[Why]) -> tuple[int, list[int]]:
+    suite = find_suite(write_suite(tmp_path, GOOD, seeds=len(ends)))
+    folder = SuiteFolder(tmp_path / "out")
+    folder.open(suite)
+    jobs = [Job(run, suite.config(run, folder.path)) for run in suite.runs()]
+    pool = FailingPool(folder.path, {seed: list(each) for seed, each in enumerate(ends, 1)})
+    code = Launch(suite, folder, suite.runs(), jobs, pool, keep_replay=True).run(nullcontext())
+    folder.close()
+    return code, pool.started
+
+
+def test_what_is_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    always: list[Why] = ATTEMPTS * ["failed"]
+    lost: list[Why] = 5 * ["lost"]
+    code, started = launch(tmp_path, always, ["mistake"], [*lost, "unfit", "failed", "failed"], [])
+    assert code == 1
+    assert [started.count(seed) for seed in (1, 2, 3, 4)] == [ATTEMPTS, 1, len(lost) + 4, 1]
+    said = capsys.readouterr().out
+    assert f"Failed, attempt 2 of {ATTEMPTS}: toy/reach, K=1 M=1, seed 1: why 1 failed" in said
+    assert "Lost: toy/reach, K=1 M=1, seed 3: why 3 lost. It starts again from its last checkpoint." in said
+    assert "2 finished, 2 failed" in said
+    log = tmp_path / "out" / "logs" / "toy-reach_k1-m1_seed-1.log"
+    assert f"error.txt, {log})" in said
+    assert (tmp_path / "out" / "toy-reach" / "k1-m1" / "seed-2" / "error.txt").read_text() == (
+        "first line\nwhy 2 mistake\n"
+    )
+
+
+def test_a_machine_that_cannot_keep_the_arithmetic_is_refused(run: Path, tmp_path: Path) -> None:
+    assert computed_with(run)["device"] == "cpu"
+    receive(tmp_path / "run", Outbox(run).pieces())
+    config = tmp_path / "run" / "config.json"
+    described = json.loads(config.read_text())
+    described["computed_with"]["precision"] = "tf32"
+    config.write_text(json.dumps(described))
+    suite = find_suite(write_suite(tmp_path, GOOD))
+    job = Job(suite.runs()[0], dataclasses.replace(small(tmp_path / "run"), steps=160))
+    worker = start_worker(job.to_json(), tmp_path / "log.txt", {})
+    assert worker.wait(timeout=120) == UNFIT
+    assert "was begun in tf32 and" in (tmp_path / "log.txt").read_text()
+    assert installed("toy/reach")["torch"] is not None
+
+
+def test_only_named_modules_that_are_not_installed_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "travelling.py").write_text("x = 1\n")
+    (tmp_path / "stays.py").write_text("secret = 1\n")
+    package = tmp_path / "travels_too"
+    package.mkdir()
+    (package / "__init__.py").write_text("y = 2\n")
+    assert shipped_modules(["travelling", "travels_too.inner", "./travelling.py", "numpy", "json"]) == {
+        "travelling.py": b"x = 1\n",
+        "travels_too/__init__.py": b"y = 2\n",
+        "./travelling.py": b"x = 1\n",
+    }
+    with pytest.raises(UserError, match="cannot travel"):
+        shipped_modules([str(tmp_path / "travelling.py")])
+
+
+def test_what_a_run_asks_for() -> None:
+    paper = preset("planet", "dmc/walker-walk")
+    assert 3e9 < memory_of(paper, on_gpu=False) < 5e9
+    assert memory_of(paper, on_gpu=True) < 2e9  # the replay lies on the GPU
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"address": "auto"}, "add --launcher ray"),
+        ({"launcher": "ray", "gpus_per_run": 1.5}, "--gpus-per-run is 1.5"),
+        ({"launcher": "ray", "gpus_per_run": 0.0}, "--gpus-per-run is 0"),
+    ],
+)
+def test_mistakes_are_said(changes: dict[str, object], said: str, tmp_path: Path) -> None:
+    arguments = SuiteRunArguments(write_suite(tmp_path, GOOD), dir=tmp_path / "out")
+    with pytest.raises(UserError, match=said):
+        run_suite(dataclasses.replace(arguments, **changes))  # type: ignore[arg-type]
+
+
+def test_ray_is_asked_for_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # import fails
+    with pytest.raises(UserError, match=r"pip install -e '.*\[ray\]', or leave"):
+        run_suite(SuiteRunArguments(write_suite(tmp_path, GOOD), dir=tmp_path / "out", launcher="ray"))
