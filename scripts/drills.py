@@ -1,6 +1,6 @@
 """Fault drills: `make drills`. Breaks small runs in every way that docs/reliability.md lists, and counts what was lost.
 
-    python scripts/drills.py [--quick] [--only NAME] [--seed N] [--cost]
+    python scripts/drills.py [--quick] [--only NAME] [--seed N] [--count N] [--skip N] [--cost]
 
 Runs are processes forked from this one, so that a hundred of them take minutes. Nothing may be lost: a run that went on
 ends with the bits of one that was left alone, and anything else is refused in one sentence.
@@ -9,6 +9,7 @@ ends with the bits of one that was left alone, and anything else is refused in o
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import random
@@ -22,7 +23,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -115,10 +116,10 @@ def kills_at_random(whole: Path, work: Path, count: int, chance: random.Random) 
     return outcome
 
 
-def kills_at_writes(whole: Path, work: Path, count: int, chance: random.Random) -> Outcome:
-    """SIGKILL at the first, second, ... time that a file is synced to the disk or moved to its place."""
+def kills_at_writes(whole: Path, work: Path, count: int, chance: random.Random, skip: int = 0) -> Outcome:
+    """SIGKILL at the first, second, ... time that a file is synced to the disk, moved to its place or removed."""
     outcome = Outcome()
-    for number in range(1, count + 1):
+    for number in range(skip + 1, skip + count + 1):
         folder = work / f"write-{number}"
 
         def killed(number: int = number, folder: Path = folder) -> None:
@@ -133,7 +134,7 @@ def kills_at_writes(whole: Path, work: Path, count: int, chance: random.Random) 
 
                 return call
 
-            os.replace, os.fsync = deadly(os.replace), deadly(os.fsync)
+            os.replace, os.fsync, os.unlink = deadly(os.replace), deadly(os.fsync), deadly(os.unlink)
             drq.train(small(folder), quiet=True)
 
         if ended(forked(killed)) == 0:
@@ -145,6 +146,70 @@ def kills_at_writes(whole: Path, work: Path, count: int, chance: random.Random) 
             same_as(whole, folder, outcome, f"write {number}")
         shutil.rmtree(folder)
     return outcome
+
+
+def races(whole: Path, work: Path, count: int, chance: random.Random) -> Outcome:
+    """Two processes begin one run, or go on with it, at once: one of them does, the other is refused."""
+    outcome = Outcome()
+    for number in range(count):
+        folder = work / f"race-{number}"
+        if number % 2:  # there is something to go on with
+            child = forked(lambda folder=folder: drq.train(small(folder), quiet=True))  # type: ignore[misc]
+            time.sleep(chance.uniform(0.5, 1.5))
+            os.kill(child, signal.SIGKILL)
+            ended(child)
+        first = forked(lambda folder=folder: drq.train(small(folder), quiet=True))  # type: ignore[misc]
+        time.sleep(chance.choice([0.0, 0.0, chance.uniform(0.0, 0.5)]))
+        second = forked(lambda folder=folder: drq.train(small(folder), quiet=True))  # type: ignore[misc]
+        codes = sorted([ended(first), ended(second)])
+        outcome.tried += 1
+        outcome.refused += REFUSED in codes
+        if codes not in ([0, REFUSED], [0, 0]):  # both: one came when the other was through
+            outcome.lost.append(f"race {number}: exit codes {codes}")
+        same_as(whole, folder, outcome, f"race {number}")
+        shutil.rmtree(folder)
+    return outcome
+
+
+CLONE_NEWUSER, CLONE_NEWNS = 0x10000000, 0x00020000
+"""Of Linux's sched.h: what this process mounts then, nobody else sees."""
+
+
+def full_disks(whole: Path, work: Path, count: int, chance: random.Random) -> Outcome:
+    """A run on a small disk of its own, real but for lying in memory: full at some moment, and then larger."""
+    said = work / "full.json"
+
+    def fill() -> None:
+        outcome = Outcome()
+        user, group = os.getuid(), os.getgid()
+        if ctypes.CDLL(None).unshare(CLONE_NEWUSER | CLONE_NEWNS):
+            raise UserError("This machine lets nobody mount a disk of their own.")
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+        disk = work / "disk"
+        disk.mkdir()
+        needed = sum(file.stat().st_size for file in whole.rglob("*") if file.is_file()) // 1024
+        for number in range(count):
+            size = chance.randrange(8, needed)
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(disk)], check=True)
+            outcome.tried += 1
+            code = train(disk / "run")
+            outcome.refused += code == REFUSED
+            if code not in (0, REFUSED):
+                outcome.lost.append(f"disk {number} of {size} kB: a traceback")
+            subprocess.run(["mount", "-o", "remount,size=1g", str(disk)], check=True)
+            if train(disk / "run") != 0:
+                outcome.lost.append(f"disk {number} of {size} kB: the run does not go on")
+            else:
+                same_as(whole, disk / "run", outcome, f"disk {number} of {size} kB")
+            subprocess.run(["umount", str(disk)], check=True)
+        said.write_text(json.dumps(asdict(outcome)))
+
+    code = ended(forked(fill))
+    if code == REFUSED:
+        return Outcome()
+    return Outcome(**json.loads(said.read_text())) if said.exists() else Outcome(0, 0, [f"the drill ended with {code}"])
 
 
 def damage(file: Path, chance: random.Random) -> str:
@@ -323,7 +388,7 @@ def mutated_inputs(whole: Path, work: Path, count: int, chance: random.Random) -
     return outcome
 
 
-def by_tests(*arguments: str) -> Callable[[Path, Path, int, random.Random], Outcome]:
+def by_tests(*arguments: str) -> Callable[..., Outcome]:
     """Drills that are tests as well."""
 
     def run(whole: Path, work: Path, count: int, chance: random.Random) -> Outcome:
@@ -336,9 +401,9 @@ def by_tests(*arguments: str) -> Callable[[Path, Path, int, random.Random], Outc
     return run
 
 
-DRILLS: dict[str, tuple[str, Callable[[Path, Path, int, random.Random], Outcome], int]] = {
+DRILLS: dict[str, tuple[str, Callable[..., Outcome], int]] = {
     "kills": ("SIGKILL at random moments", kills_at_random, 50),
-    "writes": ("SIGKILL at every write", kills_at_writes, 60),
+    "writes": ("SIGKILL at every write", kills_at_writes, 200),
     "damage": ("damaged files", damaged_files, 200),
     "mutations": ("mutated command lines, suites, CSVs, JSONs", mutated_inputs, 1200),
     "environments": ("misbehaving environments, NaN weights", by_tests("test_misbehaving.py"), 0),
@@ -352,8 +417,10 @@ DRILLS: dict[str, tuple[str, Callable[[Path, Path, int, random.Random], Outcome]
         ),
         0,
     ),
-    "races": ("two processes on one folder", by_tests("test_lock.py"), 0),
-    "disks": ("full disks, damaged logs, absurd sizes", by_tests("test_faults.py"), 0),
+    "races": ("two processes on one folder", races, 20),
+    "locks": ("locks that others left, or that no file system has", by_tests("test_lock.py"), 0),
+    "disks": ("full disks", full_disks, 20),
+    "faults": ("damaged logs, absurd sizes, GPU faults", by_tests("test_faults.py", "test_gpu_faults.py"), 0),
 }
 
 
@@ -390,6 +457,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a tenth of each")
     parser.add_argument("--only", choices=DRILLS, action="append")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, help="so many of each, instead of all")
+    parser.add_argument("--skip", type=int, default=0, help="of the writes: begin after so many")
     parser.add_argument("--cost", action="store_true", help="measure what checkpoints cost instead")
     options = parser.parse_args()
     lost = 0
@@ -400,13 +469,15 @@ def main() -> int:
             return 0
         whole = work / "whole"
         train(whole)
-        print(f"| {'drill':44} | tried | refused | lost | seconds |\n|---|---|---|---|---|", flush=True)
+        print(f"| {'drill':51} | tried | refused | lost | seconds |\n|---|---|---|---|---|", flush=True)
         for name in options.only or DRILLS:
             title, drill, count = DRILLS[name]
             began = time.monotonic()
-            outcome = drill(whole, work, max(count // 10, 1) if options.quick else count, random.Random(options.seed))
+            count = options.count or (max(count // 10, 1) if options.quick else count)
+            more = {"skip": options.skip} if name == "writes" else {}
+            outcome = drill(whole, work, count, random.Random(options.seed), **more)
             took = time.monotonic() - began
-            print(f"| {title:44} | {outcome.tried:5} | {outcome.refused:7} | {len(outcome.lost):4} | {took:7.0f} |")
+            print(f"| {title:51} | {outcome.tried:5} | {outcome.refused:7} | {len(outcome.lost):4} | {took:7.0f} |")
             for line in outcome.lost:
                 print(f"    lost: {line}")
             sys.stdout.flush()
