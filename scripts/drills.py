@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import hashlib
 import json
 import os
 import random
@@ -23,7 +24,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -45,7 +46,7 @@ from drq.training.components import make_learner  # noqa: E402
 from drq.training.folder import RunFolder  # noqa: E402
 from drq.training.loop import Trainer  # noqa: E402
 from drq.training.state import RunState  # noqa: E402
-from runs import assert_same_run, small, state  # noqa: E402
+from runs import FLAGS, assert_same_run, small, state  # noqa: E402
 
 REFUSED = 2
 """Exit code of a run that was refused in a sentence."""
@@ -212,6 +213,148 @@ def full_disks(whole: Path, work: Path, count: int, chance: random.Random) -> Ou
     return Outcome(**json.loads(said.read_text())) if said.exists() else Outcome(0, 0, [f"the drill ended with {code}"])
 
 
+MODULE = 'from pathlib import Path\nPath(__file__).with_name("ran").touch()\n'
+ASKING: dict[str, tuple[str, Any]] = {
+    "imports": ("imports", ["stranger"]),
+    "a task's module": ("task", "gym/stranger:Id-v0"),
+    "an augmentation": ("agent.augmentation", "stranger:f"),
+    "a wrapper": ("env.wrap", ["stranger:W"]),
+    "an absurd image": ("env.image_size", 10**6),
+    "a network of no end": ("agent.hidden_dim", 10**12),
+    "a folder elsewhere": ("dir", "/"),
+}
+FILES = (
+    *("config.json", "eval.csv", "train.csv", "finished.json", "error.txt", ".lock", "suite.json"),
+    *("checkpoint/latest.json", "checkpoint/state"),
+)
+LINKS = ("checkpoint", "videos", "tensorboard", "config.json", "eval.csv", "error.txt", ".lock", "finished.json")
+HALVES = (".config.json.unfinished", "checkpoint/.latest.json.unfinished", "checkpoint/.previous.json.unfinished")
+
+
+def hostilities(canary: Path) -> dict[str, Callable[[Path], object]]:
+    """What a stranger may have done to a run folder, by name. The canary is a folder of the user's."""
+
+    def put(file: Path, make: Callable[[Path], object]) -> None:
+        if file.name == "state":
+            file = max(file.parent.glob("state-*"))
+        if file.is_dir() and not file.is_symlink():
+            shutil.rmtree(file)
+        file.unlink(missing_ok=True)
+        make(file)
+
+    def ask(folder: Path, name: str, value: Any) -> None:
+        described = json.loads((folder / "config.json").read_text())
+        *outer, last = name.split(".")
+        inner = described["config"]
+        for part in outer:
+            inner = inner[part]
+        inner[last] = value
+        (folder / "config.json").write_text(json.dumps(described))
+
+    def tensors(folder: Path, content: bytes) -> None:
+        described = Description.from_text((folder / "checkpoint" / "latest.json").read_text())
+        (folder / "checkpoint" / described.state).write_bytes(content)
+        described = replace(described, state_sha256=hashlib.sha256(content).hexdigest())
+        (folder / "checkpoint" / "latest.json").write_text(described.to_text())
+
+    def elsewhere(folder: Path) -> None:
+        described = Description.from_text((folder / "checkpoint" / "latest.json").read_text())
+        lies = replace(described, state="../../canary/model.safetensors")
+        (folder / "checkpoint" / "latest.json").write_text(lies.to_text())
+
+    def label(folder: Path) -> None:
+        described = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**described, "label": SCRIPT}))
+
+    def of(name: str) -> Path:
+        return canary / ("model.safetensors" if "." in name else "")
+
+    done: dict[str, Callable[[Path], object]] = {
+        **{f"a pipe for {name}": lambda folder, name=name: put(folder / name, os.mkfifo) for name in FILES},
+        **{f"a folder for {name}": lambda folder, name=name: put(folder / name, Path.mkdir) for name in FILES},
+        **{
+            f"a link for {name}": lambda folder, name=name: put(folder / name, lambda file: file.symlink_to(of(name)))
+            for name in (*LINKS, *HALVES)
+        },
+        **{
+            f"no end of brackets in {name}": lambda folder, name=name: (folder / name).write_text("[" * 10**6)
+            for name in ("config.json", "finished.json", ".lock", "suite.json", "checkpoint/latest.json")
+        },
+        **{f"asks for {what}": lambda folder, at=at: ask(folder, *at) for what, at in ASKING.items()},
+        "a file for checkpoint": lambda folder: put(folder / "checkpoint", Path.touch),
+        "tensors of 2**63 bytes": lambda folder: tensors(folder, b"\xff" * 7 + b"\x7f"),
+        "tensors that are no tensors": lambda folder: tensors(folder, b"\x02" + b"\0" * 7 + b"{}"),
+        "tensors of others": elsewhere,
+        "a label that is a script": label,
+        "a suite of modules": lambda folder: (folder / "suite.json").write_text(json.dumps(SUITE_OF_MODULES)),
+    }
+    return done
+
+
+SUITE_OF_MODULES = {
+    **{"format": 1, "name": "../../canary", "shows": "", "preset": "planet"},
+    "settings": {"../../canary": {"agent.augmentation": "stranger:f"}},
+    "runs": [{"task": "gym/stranger:Id-v0", "label": "../../canary", "seed": 1, "steps": 100}],
+}
+SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(1)>\x1b[2J"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def hostile_folders(whole: Path, work: Path, count: int, chance: random.Random) -> Outcome:
+    """A stranger's folder is read, reported, played, gone on with: no code of its runs, no file elsewhere changes."""
+    outcome, canary = Outcome(), work / "canary"
+    canary.mkdir()
+    shutil.copy(next((whole / "checkpoint").glob("state-*")), canary / "model.safetensors")
+    before = contents(canary)
+    done = list(hostilities(canary).items())
+    for what, make in done if count >= len(done) else chance.sample(done, count):
+        folder = work / "stranger"
+        shutil.copytree(whole, folder)
+        (folder / "stranger.py").write_text(MODULE)
+        make(folder)
+        page, refused = work / "page.html", work / "refused"
+
+        def use(folder: Path = folder, page: Path = page, refused: Path = refused) -> None:
+            os.chdir(folder)
+            signal.alarm(90)
+            for work in (
+                lambda: drq.load(folder),
+                lambda: drq.evaluate(folder, episodes=1),
+                lambda: cli.main(["eval", ".", "--episodes", "1"]),
+                lambda: cli.main(["report", str(folder), "--out", str(page)]),
+                lambda: cli.main(["suite", "status", str(folder)]),
+                lambda: drq.train(small(folder, steps=140), quiet=True),
+            ):
+                try:
+                    work()
+                except UserError as error:
+                    refused.touch()
+                    if "\n" in str(error):
+                        raise
+                except SystemExit as ended:
+                    if ended.code not in (0, REFUSED):
+                        raise
+
+        code = ended(forked(use))
+        outcome.tried += 1
+        outcome.refused += refused.exists()
+        if code:
+            outcome.lost.append(f"{what}: {'it hangs' if code == -signal.SIGALRM else f'exit code {code}'}")
+        if (folder / "ran").exists():
+            outcome.lost.append(f"{what}: code was run")
+        if contents(canary) != before:
+            outcome.lost.append(f"{what}: files elsewhere were changed")
+        if page.exists() and SCRIPT[:20] in page.read_text():
+            outcome.lost.append(f"{what}: a script is in the report")
+        page.unlink(missing_ok=True)
+        refused.unlink(missing_ok=True)
+        shutil.rmtree(folder)
+    return outcome
+
+
 def damage(file: Path, chance: random.Random) -> str:
     content = bytearray(file.read_bytes())
     how = chance.choice(["flip", "flip", "flip", "cut", "empty", "noise", "gone"])
@@ -268,8 +411,25 @@ def damaged_files(whole: Path, work: Path, count: int, chance: random.Random) ->
     return outcome
 
 
-WORDS = ["eval", "report", "suite", "status", "run", "tasks", "train", "toy/reach", "--dir", "--seed", "--agent.k"]
+COMMANDS = [
+    ["train", "toy/reach", *FLAGS, "--seed", "3", "--agent.k", "2", "--agent.augmentation", "shift+cutout"],
+    ["train", "toy/catch", "--preset", "cpu", "--agent.n-step", "3", "--agent.learning-rate", "1e-3", "--steps", "90"],
+    ["train", "--config", "mutated/config.json", "--dir", "other", "--agent.discount", "0.9", "--eval.every", "10"],
+    ["eval", "mutated", "--episodes", "1", "--seed", "4"],
+    ["report", "mutated", "whole", "--out", "page.md", "--format", "md"],
+    ["export", "mutated", "--out", "policy.drq"],
+    ["suite", "run", "whole.toml", "--seeds", "2", "--steps", "100", "--jobs", "1", "--dry-run", "--dir", "suite"],
+    ["suite", "status", "whole"],
+    ["tasks", "toy"],
+    ["completion", "bash"],
+]
+ODD = ["", "-1", "0", "nan", "1e999", "9" * 30, "--", "-h", "[]", "{}", "/dev/null", "/dev/full", "..", "toy/", "a\0b"]
+"""What people and programs put where something else was meant."""
 SUITE = {"tasks": ["toy/reach"], "seeds": 2, "steps": 100, "settings": [{"label": "a", "agent.k": 1}], "preset": "cpu"}
+
+
+class Enough(BaseException):
+    """A command that has begun to do what it was told."""
 
 
 def mutated_inputs(whole: Path, work: Path, count: int, chance: random.Random) -> Outcome:
@@ -277,6 +437,7 @@ def mutated_inputs(whole: Path, work: Path, count: int, chance: random.Random) -
     import hypothesis
     from hypothesis import strategies as some
 
+    from drq.launch import launcher
     from drq.suites.file import read_suite
     from drq.training import loop
 
@@ -335,11 +496,35 @@ def mutated_inputs(whole: Path, work: Path, count: int, chance: random.Random) -
         (work / "suite.toml").write_text("\n".join(lines).replace('{"label": ', "{label=").replace('": ', '"=') + noise)
         tolerate(lambda: read_suite(work / "suite.toml"))
 
-    def command(words: list[str]) -> None:
-        with mock.patch.object(loop, "train", lambda config: Trainer(config, quiet=True)):  # all but the training
-            tolerate(lambda: cli.main(words))
+    def command(change: tuple[list[str], int, str, str]) -> None:
+        words, at, how, odd = change
+        at %= len(words)
+        words = {
+            "exchange": [*words[:at], odd, *words[at + 1 :]],
+            "insert": [*words[:at], odd, *words[at:]],
+            "leave out": [*words[:at], *words[at + 1 :]],
+            "twice": [*words[: at + 1], *words[at:]],
+        }[how]
+        with (  # all but the training
+            mock.patch.object(loop, "train", lambda config: Trainer(config, quiet=True)),
+            mock.patch.object(launcher, "seconds_per_agent_step", return_value=1.0),
+            mock.patch.object(launcher.Launch, "run", return_value=0),
+            suppress(Enough),
+        ):
+            signal.setitimer(signal.ITIMER_REAL, 2.0)  # ten million episodes are no mistake, and no drill either
+            try:
+                tolerate(lambda: cli.main(words))
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0.0)
 
-    words = some.lists(some.sampled_from(WORDS) | some.text(max_size=8), min_size=1, max_size=6)
+    def enough(number: int, frame: object) -> None:
+        raise Enough
+
+    signal.signal(signal.SIGALRM, enough)
+    (work / "whole.toml").write_text('tasks = ["toy/reach"]\npreset = "cpu"\n[[settings]]\nlabel = "a"\n')
+    hows = some.sampled_from(["exchange", "exchange", "exchange", "insert", "leave out", "twice"])
+    odd = some.sampled_from(ODD) | some.text(max_size=8)
+    commands = some.tuples(some.sampled_from(COMMANDS), some.integers(0, 99), hows, odd)
     drills: dict[str, Any] = {
         "config": (
             some.sampled_from(paths(jsons["config.json"])),
@@ -352,13 +537,14 @@ def mutated_inputs(whole: Path, work: Path, count: int, chance: random.Random) -
         "latest": (some.sampled_from(paths(latest)), lambda at, new: read_latest(exchanged(latest, at, new))),
         "suite": (some.sampled_from(paths(SUITE)), lambda at, new: read_toml(exchanged(SUITE, at, new), "")),
         "csv": (some.binary(max_size=60), lambda noise, new: read_csv(csv[: len(noise) * 3] + noise)),
-        "command": (words, lambda each, new: command(each)),
+        "command": (commands, lambda each, new: command(each)),
     }
     def mutation(strategy: Any, drill: Callable[[Any, Any], None]) -> Callable[[], None]:
         @hypothesis.settings(
             max_examples=count // len(drills) + 1,
             deadline=None,
             database=None,
+            phases=[hypothesis.Phase.generate],
             suppress_health_check=list(hypothesis.HealthCheck),
         )
         @hypothesis.seed(chance.randrange(2**32))
@@ -407,16 +593,8 @@ DRILLS: dict[str, tuple[str, Callable[..., Outcome], int]] = {
     "damage": ("damaged files", damaged_files, 200),
     "mutations": ("mutated command lines, suites, CSVs, JSONs", mutated_inputs, 1200),
     "environments": ("misbehaving environments, NaN weights", by_tests("test_misbehaving.py"), 0),
-    "strangers": (
-        "hostile folders, links",
-        by_tests(
-            "test_strangers.py",
-            "test_resume.py",
-            "-k",
-            "test_a_run_folder or test_the_module or test_a_suite_file or links or past_the_limits",
-        ),
-        0,
-    ),
+    "strangers": ("hostile folders", hostile_folders, 100),
+    "modules": ("suites and exported files that ask for modules", by_tests("test_strangers.py", "test_export.py"), 0),
     "races": ("two processes on one folder", races, 20),
     "locks": ("locks that others left, or that no file system has", by_tests("test_lock.py"), 0),
     "disks": ("full disks", full_disks, 20),

@@ -48,7 +48,7 @@ class Misbehaving(gymnasium.Env[Any, Any]):
         self.steps = 0
         if self.at == "reset" and self.resets == 2:
             raise ZeroDivisionError("reset by zero")
-        return self._observation(), {}
+        return self._observation() if self.at == "no info" else (self._observation(), {})
 
     def _observation(self) -> Any:
         wrong = self.at == "observation" and self.steps >= 3
@@ -57,10 +57,23 @@ class Misbehaving(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self.steps += 1
         if self.at == "step" and self.steps == 3:
-            raise KeyError("joint")
+            raise self.gives or KeyError("joint")
+        if self.at == "four":
+            return self._observation(), 0.1, False, {}  # type: ignore[return-value]
         if self.at == "hang" and self.steps == 3:
             time.sleep(3600)
         return self._observation(), self.gives if self.at == "reward" else 0.1, False, self.steps == 20, {}
+
+    def close(self) -> None:
+        if self.at == "close":
+            raise OSError("the robot does not let go")
+
+
+class Unspeakable(Exception):
+    """An error that fails when it is put into words."""
+
+    def __str__(self) -> str:
+        raise RecursionError
 
 
 gymnasium.register("Misbehaving-v0", Misbehaving)
@@ -94,6 +107,12 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "step raises": ({"at": "step"}, r"failed in env step 3 of an episode at test_misb.*, line \d+ \(KeyError: 'joint"),
     "reset raises": ({"at": "reset"}, r"failed in its reset at test_misb.*, line \d+ \(ZeroDivisionError: reset by"),
+    "step exits": ({"at": "step", "gives": SystemExit(0)}, r"failed in env step 3 .* \(SystemExit: 0\)"),
+    "step cannot say why": ({"at": "step", "gives": Unspeakable()}, r"failed in env step 3 .* \(Unspeakable\)"),
+    "step gives four": ({"at": "four"}, r"failed in env step 1 .* \(ValueError: not enough values to unpack"),
+    "reset without info": ({"at": "no info"}, r"failed in its reset .* \(ValueError: "),
+    "reward of two": ({"at": "reward", "gives": np.ones(2)}, r"failed in env step 1 .* \(TypeError: only"),
+    "state past float32": ({"at": "observation", "gives": np.full(3, 1e300)}, r"observation inf at place 0 in env st"),
     "constructor raises": ({"at": "constructor"}, r"in its constructor at test_misb.*, line \d+ \(ValueError: no room"),
 }
 
@@ -125,6 +144,18 @@ def test_a_hang_is_said_and_ctrl_c_ends_it(
     with pytest.raises(KeyboardInterrupt):
         trainer.run()
     assert "gym/Misbehaving-v0 has not answered for" in capfd.readouterr().err
+
+
+def test_one_that_does_not_close_spoils_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    how = {"kind": "state", "at": "close"}
+    monkeypatch.setitem(gymnasium.registry["Misbehaving-v0"].__dict__, "kwargs", how)
+    drq.train(config(tmp_path / "run"), quiet=True)
+    assert (tmp_path / "run" / "finished.json").exists()
+    said = capfd.readouterr().err
+    assert "gym/Misbehaving-v0 failed in its close() at test_misbehaving.py" in said
+    assert "Traceback" not in said
 
 
 Poison = Callable[[Trainer], None]

@@ -12,6 +12,7 @@ import pytest
 import drq
 import runs
 from drq.errors import UserError
+from drq.report import report
 from drq.suites.file import read_suite
 from runs import small
 
@@ -34,7 +35,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("asking", ASKING)
-def test_a_run_folder_imports_only_what_the_command_names(asking: str, trained: Path) -> None:
+def test_a_run_folder_imports_only_what_the_command_names(
+    asking: str, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = trained / "config.json"
     before = config.read_text()
     described = json.loads(before)
@@ -46,6 +49,8 @@ def test_a_run_folder_imports_only_what_the_command_names(asking: str, trained: 
             with pytest.raises(UserError, match=r"code of the module stranger.* add --import stranger"):
                 drq.evaluate(trained)
         said = runs.drq("eval", ".", "--episodes", "1", cwd=trained)
+        monkeypatch.chdir(trained)
+        report([Path(".")], trained / "page.html")
     finally:
         config.write_text(before)
     assert said.returncode == (0 if asking == "an augmentation" else 2), said.stderr

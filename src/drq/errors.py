@@ -36,7 +36,10 @@ def what_failed(error: BaseException) -> str:
         # Leaving out frames that are no files, as importlib's frozen ones.
         frames = [each for each in traceback.extract_tb(error.__traceback__) if os.path.isfile(each.filename)]
         file, line = (frames[-1].filename, frames[-1].lineno) if frames else (None, None)
-        reason = str(error)
+        try:
+            reason = str(error)
+        except Exception:  # it fails even at that
+            reason = ""
     what = ": ".join(filter(None, (type(error).__name__, " ".join(reason.split()))))
     return f"at {os.path.basename(file)}, line {line} ({what})" if file else f"({what})"
 

@@ -52,7 +52,7 @@ def make(task: str, config: EnvConfig, action_repeat: int) -> Environment:
         return FAMILIES[family].load().make(name, config, action_repeat)
     except (UserError, ImportError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{task} failed in its constructor {what_failed(error)}: mend that line first.") from error
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -14,6 +16,14 @@ from drq.errors import UserError, what_failed
 
 VIDEO_SIZE = 256
 """Height and width of the pictures for videos, where an environment has no size of its own."""
+
+
+def close_or_say(task: str, close: Callable[[], object]) -> None:
+    """Closes an environment. One that fails then has given all that was asked of it, so nothing ends by that."""
+    try:
+        close()
+    except (Exception, SystemExit) as error:
+        print(f"{task} failed in its close() {what_failed(error)}.", file=sys.stderr)
 
 
 class EnvStep(NamedTuple):
@@ -95,7 +105,7 @@ class SteppedEnvironment:
         self._env_step = 0
         try:
             self._simulator.begin(seed)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failure("reset", error) from error
         self._playing = True
 
@@ -110,7 +120,7 @@ class SteppedEnvironment:
             self._env_step += 1
             try:
                 env_step = self._simulator.advance(action)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise self._failure("step", error) from error
             if not math.isfinite(env_step.reward):
                 raise UserError(
@@ -130,13 +140,13 @@ class SteppedEnvironment:
 
     def close(self) -> None:
         self._playing = False
-        self._simulator.close()
+        close_or_say(self._spec.task, self._simulator.close)
 
     def _frame(self) -> Frame:
         started = time.perf_counter()
         try:
             frame = self._simulator.frame()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failure("render", error) from error
         if self._spec.pixels:
             self._render_seconds += time.perf_counter() - started
@@ -159,7 +169,7 @@ class SteppedEnvironment:
                 "of an episode: make it a finite number."
             )
 
-    def _failure(self, call: str, error: Exception) -> UserError:
+    def _failure(self, call: str, error: Exception | SystemExit) -> UserError:
         """What the environment's own code raised, in a sentence; one that we have made already stays."""
         if isinstance(error, UserError):
             return error

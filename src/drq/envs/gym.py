@@ -26,6 +26,7 @@ from drq.envs.episode import (
     ActionRange,
     EnvStep,
     SteppedEnvironment,
+    close_or_say,
     limit_agent_steps,
 )
 from drq.envs.pictures import channels_last, frame_of, image_channels, resized
@@ -59,7 +60,7 @@ def names() -> list[str]:
 def action_kind(identity: str, config: EnvConfig) -> Literal["continuous", "discrete"]:
     """Known once it is made."""
     env = construct(identity, config)
-    env.close()
+    close_or_say(f"gym/{identity}", env.close)
     return _Actions(f"gym/{identity}", env.action_space).kind
 
 
@@ -312,7 +313,7 @@ def construct(identity: str, config: EnvConfig) -> gymnasium.Env[Any, Any]:
         env = gymnasium.make(identity, **arguments)
         # Only an environment that exists tells its render modes, and the mode is fixed when it is made.
         if "rgb_array" in (env.metadata.get("render_modes") or ()) and "render_mode" not in arguments:
-            env.close()
+            close_or_say(f"gym/{identity}", env.close)
             env = gymnasium.make(identity, **arguments, render_mode="rgb_array")
     except (gymnasium.error.Error, ImportError) as error:
         raise UserError(_needs_package(f"gym/{identity}", error)) from error

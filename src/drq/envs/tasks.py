@@ -67,11 +67,11 @@ def import_modules(names: Iterable[str]) -> None:
                 f"There is no module {name!r} in {folder} or among the installed packages: "
                 "give --import the name of the module that registers your environment, or its file."
             ) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(_failed_import(name, error)) from error
         if name.endswith(".py") and Path(imported.__file__ or "").resolve() != file:
             raise UserError(f"{name} has the name of another module, {imported.__file__}: rename the file.")
 
 
-def _failed_import(name: str, error: Exception) -> str:
+def _failed_import(name: str, error: BaseException) -> str:
     return f"Importing {name} failed {what_failed(error)}: mend that line first."

@@ -64,6 +64,8 @@ class SuiteFolder:
     def read(self) -> SuiteRecord:
         """What the folder holds."""
         try:
+            if self.file.exists() and not self.file.is_file():
+                raise ValueError("it is no plain file")
             plain = json.loads(self.file.read_text(encoding="utf-8"))
             if plain["format"] != FORMAT:
                 raise UserError(

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from drq.errors import UserError
-from drq.presets import preset, resolved
+from drq.presets import preset_values, resolved
 from drq.report import statistics
 from drq.report.benchmarks import Benchmark, canonical_task, read_published
 from drq.report.results import RunResult
@@ -166,7 +166,7 @@ def _has_published_settings(run: RunResult) -> bool:
     """A run of an agent, environment and replay as its preset has them; how it was drawn or computed does not count."""
     try:
         config = resolved(config_from_json(run.config))
-        published = resolved(preset(config.preset, config.task))
+        published = resolved(preset_values(config.preset, config.task))
     except UserError:  # somebody's CSV, or a preset or an agent that is not ours
         return False
     env = dataclasses.replace(config.env, render=published.env.render)

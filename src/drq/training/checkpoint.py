@@ -33,7 +33,7 @@ from drq.agents import Agent
 from drq.engine import Learner, Snapshot, to_action
 from drq.errors import UserError
 from drq.replay import Replay
-from drq.training.folder import refuse_link, write_atomically
+from drq.training.folder import refuse_odd, write_atomically
 from drq.training.schedule import Schedule
 from drq.training.state import RunState
 
@@ -218,7 +218,7 @@ class Checkpoints:
         )
 
         def write() -> None:
-            refuse_link(self.folder)
+            refuse_odd(folders=[self.folder])
             self.folder.mkdir(exist_ok=True)
             written = [
                 segment
@@ -338,7 +338,7 @@ def newest_agent_step(folder: Path) -> int | None:
 def replay_files(folder: Path) -> list[Path]:
     """Where a checkpoint and the one before it keep the replay. Files that neither names are not among them."""
     files = [folder / name for name in ("latest.json", "previous.json")]
-    refuse_link(folder, *files)
+    refuse_odd(*files, folders=[folder])
     described = [each for file in files for each in _described_or_nothing(file)]
     named = {segment.file for each in described for segment in each.segments} - {each.state for each in described}
     return [path for name in sorted(named) if (path := folder / name).is_file() and not path.is_symlink()]
@@ -374,7 +374,7 @@ def _newest_whole(folder: Path, read: Callable[[Description], T]) -> tuple[T, st
     """What `read` makes of the newest checkpoint that is whole, and what is wrong with the one after it, if it is."""
     problem = None
     for name in ("latest.json", "previous.json"):
-        refuse_link(folder, folder / name)
+        refuse_odd(folder / name, folders=[folder])
         try:
             return read(Description.from_text((folder / name).read_text(encoding="utf-8"))), problem
         except DAMAGE as error:
@@ -405,9 +405,9 @@ def _run_state(described: Description, state: dict[str, Tensor], learner: Learne
 
 
 def _check_file(path: Path, sha256: str | None) -> None:
-    """ValueError for a file that is a link, or not what was written."""
-    if path.is_symlink():
-        raise ValueError(f"{path.name} is a link")
+    """ValueError for what is no plain file, or not what was written."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise ValueError(f"{path.name} is no plain file")
     if sha256 is not None:
         with open(path, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
@@ -463,7 +463,7 @@ def _not_finite(state: dict[str, Tensor]) -> str | None:
 def _save_durably(tensors: dict[str, Tensor], path: Path) -> str:
     """Writes a file that appears whole or not at all; gives its checksum."""
     unfinished = path.with_name(path.name + ".unfinished")
-    refuse_link(unfinished)
+    refuse_odd(unfinished)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished)
     with open(unfinished, "rb+") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()

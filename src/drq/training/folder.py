@@ -43,7 +43,7 @@ RECENT_BYTES, EVALUATION_BYTES = 16_384, 1_024
 def write_atomically(path: Path, text: str) -> None:
     """Replaces a file as a whole: a reader, or a crash, sees the old text or the new."""
     unfinished = unfinished_name(path)
-    refuse_link(unfinished)
+    refuse_odd(unfinished)
     with open(unfinished, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -56,11 +56,19 @@ def unfinished_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.unfinished")
 
 
-def refuse_link(*paths: Path) -> None:
-    """Refuses what is reached through a link inside a run folder: it may lead to files of others."""
-    for path in paths:
+def refuse_odd(*files: Path, folders: Iterable[Path] = ()) -> None:
+    """Refuses what is no plain file, or folder, inside a run folder: a link may lead to files of others, and a pipe
+    would be waited for without end."""
+    for path in (*files, *folders):
         if path.is_symlink():
             raise UserError(f"{path} is a link, which a run folder may not hold: put what it leads to in its place.")
+        if path.exists() and not (path.is_dir() if path in folders else path.is_file()):
+            kind = "folder" if path in folders else "file"
+            raise UserError(f"{path} is not the {kind} that a run folder has there: remove it.")
+
+
+def _plain(file: Path) -> bool:
+    return file.is_file() and not file.is_symlink()
 
 
 def unwritable(path: Path, error: OSError) -> str:
@@ -127,14 +135,14 @@ class RunFolder:
         self.lock_file = path / ".lock"
         """Who works on the run."""
 
-    def refuse_links(self) -> None:
+    def refuse_odd(self) -> None:
         """Refuses a folder of which a part leads elsewhere. The folder itself may be reached through a link."""
-        own = (self.config_file, self.eval_csv, self.train_csv, self.checkpoint, self.videos, self.tensorboard)
-        refuse_link(*own, self.finished_file, self.error_file, self.lock_file)
+        files = self.config_file, self.eval_csv, self.train_csv, self.finished_file, self.error_file, self.lock_file
+        refuse_odd(*files, folders=(self.checkpoint, self.videos, self.tensorboard))
 
     def check(self, config: TrainConfig) -> None:
         """Refuses a folder that holds something else than this run, before anything is written to it."""
-        self.refuse_links()
+        self.refuse_odd()
         if self.config_file.exists():
             self._check_same(config)
         elif self.path.exists() and (not self.path.is_dir() or self._beginnings_apart()):
@@ -210,7 +218,7 @@ class RunFolder:
     @property
     def description(self) -> dict[str, Any]:
         """The whole of config.json."""
-        self.refuse_links()
+        self.refuse_odd()
         try:
             described: dict[str, Any] = json.loads(self.config_file.read_text(encoding="utf-8"))
             if described["format"] != FORMAT:
@@ -227,7 +235,7 @@ class RunFolder:
             raise UserError(
                 f"{self.path} is no run folder (it has no config.json): name the --dir of a `drq train`."
             ) from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
             raise UserError(
                 f"{self.config_file} is damaged ({_describe(problem)}): restore it, or choose another folder."
             ) from None
@@ -262,7 +270,7 @@ class RunFolder:
     @property
     def finished(self) -> Finished | None:
         """The budget that this run has completed, if it has."""
-        if self.finished_file.is_symlink():
+        if not _plain(self.finished_file):
             return None
         try:
             plain = json.loads(self.finished_file.read_text(encoding="utf-8"))
@@ -277,8 +285,8 @@ class RunFolder:
     @property
     def error(self) -> str | None:
         """Why the run failed, if it did: the last line of what it said, which in a traceback names the problem."""
-        if self.error_file.is_symlink():
-            return f"{self.error_file} is a link"
+        if not _plain(self.error_file):
+            return None
         try:
             lines = self.error_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         except OSError:
@@ -292,8 +300,8 @@ class RunFolder:
         """
         said = [] if problems is None else problems
         rows: list[dict[str, float]] = []
-        if self.eval_csv.is_symlink():
-            said.append(f"{self.eval_csv}: a link; left out")
+        if self.eval_csv.is_symlink() or (self.eval_csv.exists() and not self.eval_csv.is_file()):
+            said.append(f"{self.eval_csv}: no plain file; left out")
             return rows
         begun = self.eval_csv.exists() and self.eval_csv.stat().st_size  # a young run may not have its heading yet
         for line, row in csv_rows(self.eval_csv, EVALUATION_COLUMNS, said) if begun else ():
@@ -321,7 +329,7 @@ def run_folders(root: Path) -> list[RunFolder]:
 
 def _ends(path: Path, columns: Iterable[str], size: int) -> list[dict[str, float]]:
     """The first and the last row in the last bytes of a CSV of ours, which may be in the middle of being written."""
-    if path.is_symlink():
+    if not _plain(path):
         return []
     try:
         with open(path, "rb") as file:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from drq.errors import UserError
-from drq.training.folder import refuse_link
+from drq.training.folder import refuse_odd
 
 BEAT_SECONDS = 10.0
 """A holder moves the time of its file this often."""
@@ -55,7 +55,7 @@ def read_holder(text: str) -> Holder | None:
         said = json.loads(text)
         holder = Holder(str(said["host"]), said["process"], str(said["since"]))
         return holder if type(holder.process) is int and holder.process > 0 else None
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
@@ -111,7 +111,7 @@ class RunLock:
 
     def take(self) -> None:
         """UserError, naming the holder, where another process has it."""
-        refuse_link(self._path)
+        refuse_odd(self._path)
         file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115 (held open until `release`)
         file.seek(0)
         holder = read_holder(file.read(4096))
