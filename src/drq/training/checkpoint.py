@@ -386,9 +386,11 @@ def _newest_whole(folder: Path, read: Callable[[Description], T]) -> tuple[T, st
 
 
 def _described_or_nothing(file: Path) -> list[Description]:
+    if not file.is_file():  # there is none yet
+        return []
     try:
         return [Description.from_text(file.read_text(encoding="utf-8"))]
-    except DAMAGE:  # there is none yet; or it is lost, and what only it named stays
+    except DAMAGE:  # it is lost, and what only it named stays
         return []
 
 
