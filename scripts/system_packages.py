@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 
 OPENGL = {"libEGL.so.1": "libegl1", "libOpenGL.so.0": "libopengl0", "libGL.so.1": "libgl1"}
+COMPILERS = ("c++", "g++", "clang++")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -31,7 +32,8 @@ def missing(
 ) -> dict[str, list[str]]:
     """What is missing, by what it is for, as the names of Debian packages."""
     wanted = {
-        "drawing control-suite images": [package for file, package in OPENGL.items() if not loads(file)],
+        "drawing control-suite images": [] if any(map(which, COMPILERS)) else ["g++"],
+        "drawing with OpenGL": [package for file, package in OPENGL.items() if not loads(file)],
         "the tests in a web browser": [] if any(map(which, BROWSERS)) else ["chromium"],
     }
     return {purpose: packages for purpose, packages in wanted.items() if packages}

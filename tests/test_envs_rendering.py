@@ -30,9 +30,9 @@ import numpy as np
 from drq.config import EnvConfig
 from drq.envs import make
 from drq.errors import UserError
-def first_frame(task="dmc/cartpole-swingup", **config):
+def first_frame(task="dmc/cartpole-swingup", render="fast", **config):
     try:
-        env = make(task, EnvConfig(**config), 2)
+        env = make(task, EnvConfig(render=render, **config), 2)
         print(env.reset(0).shape)
     except UserError as error:
         print("UserError:", error)

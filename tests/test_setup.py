@@ -336,8 +336,8 @@ def test_missing_system_libraries_are_one_sentence() -> None:
     assert system.missing(loads=lambda name: True, which=lambda name: f"/usr/bin/{name}") == {}
     lacking = system.missing(loads=lambda name: name != "libEGL.so.1", which=lambda name: None)
     said = system.sentence(lacking)
-    assert "libegl1 for drawing control-suite images" in said
-    assert "`apt-get install libegl1 chromium`" in said
+    assert "g++ for drawing control-suite images; libegl1 for drawing with OpenGL" in said
+    assert "`apt-get install g++ libegl1 chromium`" in said
     assert "skipped" in said
     assert len(said.splitlines()) == 1
 

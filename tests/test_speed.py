@@ -257,7 +257,7 @@ def plan() -> Plan:
         plain_capacity=50,
         float32_beside=True,
         acting={1: 3, 2: 3},
-        environments=(("toy/reach", EnvConfig()), ("dmc/no-such", EnvConfig())),
+        environments=(("toy/reach", EnvConfig()), ("dmc/no-such", EnvConfig(render="fast"))),
         environment_block_seconds=0.02,
         processes_effort=effort,
         presets=(planet, tiny("atari100k", "atari/pong")),

@@ -135,7 +135,8 @@ def _environments(*, quick: bool) -> tuple[tuple[str, EnvConfig], ...]:
     fast = EnvConfig(render="fast")
     if quick:
         return (*((task, fast) for task in DMC_TASKS), ("toy/reach", fast))
-    dmc = [(task, config) for task in DMC_TASKS for config in (EnvConfig(render="paper"), fast)]
+    renders = EnvConfig(render="paper"), fast, EnvConfig(render="ray")
+    dmc = [(task, config) for task in DMC_TASKS for config in renders]
     return (*dmc, ("toy/reach", fast), (ATARI, EnvConfig(frame_stack=4)))
 
 
