@@ -260,7 +260,7 @@ def test_a_file_is_read_as_it_says(tmp_path: Path) -> None:
 
 def test_what_a_file_leaves_out(tmp_path: Path) -> None:
     suite = read(tmp_path, 'tasks = ["toy/catch"]\n[[settings]]\nlabel = "plain"\n')
-    assert (suite.name, suite.preset, suite.seeds, suite.steps) == ("my_suite", "cpu", (1,), 50_000)
+    assert (suite.name, suite.preset, suite.seeds, suite.steps) == ("my_suite", "toy", (1,), 3_500)
     assert isinstance(suite.config(suite.runs()[0], tmp_path).agent, DQNConfig)  # catch has discrete actions
 
 

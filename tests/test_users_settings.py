@@ -16,6 +16,7 @@ from drq import cli
 from drq.config import DQNConfig, EnvConfig, SACConfig, TrainConfig
 from drq.envs import make
 from drq.presets import configure
+from drq.training.folder import RunFolder
 from runs import small
 
 OWN_ENV = str(Path(__file__).with_name("own_env.py"))
@@ -32,6 +33,16 @@ def described(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
 def test_a_preset_takes_the_agent_that_suits() -> None:
     assert isinstance(drq.preset("cpu", "toy/reach").agent, SACConfig)
     assert isinstance(drq.preset("cpu", "toy/catch").agent, DQNConfig)
+    assert isinstance(drq.preset("toy", "dmc/walker-walk").agent, SACConfig)
+
+
+@pytest.mark.parametrize("task", ["toy/reach", "toy/catch"])
+def test_a_toy_task_has_settings_of_its_own(task: str, tmp_path: Path) -> None:
+    """By which it learns in minutes: here an update and two evaluations, the first of random play."""
+    result = drq.train(task, dir=str(tmp_path), steps=502, device="cpu", quiet=True, eval={"video": False})
+    assert [row["env_step"] for row in result.evaluations] == [250, 500, 502]
+    written = RunFolder(tmp_path).config
+    assert (written.preset, written.env.image_size) == ("toy", 24)
     assert drq.preset("atari100k", "dmc/walker-walk").agent == SACConfig()
 
 

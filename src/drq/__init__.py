@@ -1,7 +1,7 @@
 """DrQ: train agents from pixels.
 
     import drq
-    result = drq.train(drq.preset("cpu", "toy/reach"))
+    result = drq.train("toy/reach")
     policy = drq.load(result.dir)
     action = policy.act(image)
 

@@ -43,11 +43,9 @@ class Contestant:
     folder: RunFolder
 
     def config(self, arguments: DemoArguments) -> TrainConfig:
-        """Smaller images and more evaluations than the preset's, for curves within minutes."""
+        """The preset's, in a folder of the demo."""
         settings = {"seed": arguments.seed, "steps": arguments.steps, "dir": str(self.folder.path), "device": "cpu"}
-        settings |= {"agent.augmentation": self.augmentation, "agent.seed_steps": 500, "env.image_size": 24}
-        settings |= {"eval.every": 250, "eval.episodes": 10, "checkpoint_every": 1000, "log_every": 50}
-        return override(preset("cpu", TASK), settings)
+        return override(preset("toy", TASK), settings | {"agent.augmentation": self.augmentation})
 
     def done(self) -> tuple[int, str]:
         """Env steps of the last evaluation and its return."""
@@ -66,7 +64,7 @@ def demo(arguments: DemoArguments) -> None:
     _train(contestants, arguments)
     print(f"Trained in {duration(time.perf_counter() - began)}.\n")
 
-    spec = make(TASK, preset("cpu", TASK).env, 1).spec
+    spec = make(TASK, preset("toy", TASK).env, 1).spec
     assert spec.random_return is not None
     assert spec.perfect_return is not None
     returns = {"random policy": spec.random_return, "perfect policy": spec.perfect_return}

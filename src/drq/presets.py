@@ -37,7 +37,7 @@ PLANET_ACTION_REPEAT = {
 
 
 def planet(task: str) -> TrainConfig:
-    """The paper's main results: batch 512, K = M = 2, the table's action repeats (2 for tasks it does not name)."""
+    """The paper's main results: batch 512, K = M = 2, the table's action repeats (else the family's)."""
     repeat = PLANET_ACTION_REPEAT.get(task, family_of(task).action_repeat)
     return TrainConfig(task=task, preset="planet", agent=SACConfig(), env=EnvConfig(action_repeat=repeat))
 
@@ -95,6 +95,43 @@ def cpu(task: str) -> TrainConfig:
     )
 
 
+def toy(task: str) -> TrainConfig:
+    """The toy tasks in minutes on two CPU cores. Other tasks get what cpu gives them."""
+    base = cpu(task)
+    if task not in TOY_AGENTS:
+        return dataclasses.replace(base, preset="toy")
+    return dataclasses.replace(
+        base,
+        preset="toy",
+        steps=3_500,
+        agent=TOY_AGENTS[task],
+        env=dataclasses.replace(base.env, image_size=24),
+        replay=ReplayConfig(capacity=None),
+        eval=EvalConfig(every=250),  # for a curve within minutes
+        checkpoint_every=1_000,
+        log_every=50,
+    )
+
+
+TOY_AGENTS: dict[str, AgentConfig] = {
+    "toy/reach": SACConfig(batch_size=64, hidden_dim=256, seed_steps=500),
+    "toy/catch": DQNConfig(
+        encoder="sac-ae",  # the Atari encoder has no use for 24 x 24 pixels
+        augmentation="shift",
+        k=2,
+        m=2,
+        batch_size=64,
+        hidden_dim=128,
+        learning_rate=1e-3,  # 3,000 updates have to do
+        n_step=5,  # an episode has 7
+        seed_steps=500,
+        epsilon_decay_steps=1_000,
+        epsilon_final=0.05,
+        epsilon_eval=0.0,
+    ),
+}
+
+
 def atari100k(task: str) -> TrainConfig:
     """The paper's Atari 100k: 100k agent steps (400k frames), one evaluation of 125k agent steps at the end."""
     base = planet(task)
@@ -145,6 +182,7 @@ PRESETS: dict[str, Callable[[str], TrainConfig]] = {
     "ablation": ablation,
     "state": state,
     "cpu": cpu,
+    "toy": toy,
     "atari100k": atari100k,
     "atari100k-eps": atari100k_eps,
     "strong": strong,

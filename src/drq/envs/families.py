@@ -148,7 +148,7 @@ _ROWS = (
         of_the_users=True,
         hint=" If it is your own, name the module that registers it: --import my_module (in Python, import it).",
     ),
-    Family("toy", module="drq.envs.toy", preset="cpu"),
+    Family("toy", module="drq.envs.toy", preset="toy"),
 )
 
 FAMILIES: dict[str, Family] = {family.name: family for family in _ROWS}
