@@ -20,7 +20,7 @@ import json, pathlib
 class Run:
     def __init__(self, **settings):
         self.file = pathlib.Path(settings["dir"]) / "wandb.jsonl"
-        self.write({"init": {key: settings[key] for key in ("project", "id", "name", "resume")}})
+        self.write({"init": {key: settings[key] for key in ("project", "entity", "group", "tags", "mode", "id", "resume")}})
 
     def write(self, row):
         with open(self.file, "a") as file:
@@ -59,6 +59,26 @@ def test_weights_and_biases_get_what_the_csvs_get(tmp_path: Path) -> None:
     assert [row["eval/return_mean"] for row in evaluations] == [
         float(row["return_mean"]) for row in rows(folder / "eval.csv")
     ]
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_weights_and_biases_are_told_where_the_run_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On resume it may be elsewhere. The key, which is in the environment, goes nowhere."""
+    monkeypatch.setenv("WANDB_API_KEY", "secret-key")
+    folder = tmp_path / "run"
+    drq.train(small(folder, wandb=True, steps=20), quiet=True)
+    where = {"wandb_project": "pixels", "wandb_entity": "lab", "wandb_group": "k", "wandb_tags": ("a", "b")}
+    drq.train(small(folder, wandb=True, steps=30, wandb_offline=True, **where), quiet=True)
+    logged = [json.loads(line) for line in (folder / "wandb.jsonl").read_text().splitlines()]
+    first, again = [row["init"] for row in logged if "init" in row]
+    assert first | {"id": ""} == {
+        **{"project": "drq", "entity": None, "group": None, "tags": [], "mode": None, "resume": "allow", "id": ""}
+    }
+    assert again == {
+        **{"project": "pixels", "entity": "lab", "group": "k", "tags": ["a", "b"], "mode": "offline"},
+        **{"resume": "allow", "id": first["id"]},
+    }
+    assert not [file for file in folder.rglob("*") if file.is_file() and b"secret-key" in file.read_bytes()]
 
 
 def test_tensorboard_gets_what_the_csvs_get(tmp_path: Path) -> None:

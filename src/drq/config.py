@@ -302,6 +302,16 @@ class TrainConfig:
     """Env steps (Atari: agent steps) between rows of train.csv."""
     wandb: bool = False
     """Log to Weights & Biases as well (`pip install -e '.[wandb]'`)."""
+    wandb_project: str = "drq"
+    """Project of Weights & Biases that the run is in."""
+    wandb_entity: str | None = None
+    """User or team there that owns it. Unset: your own."""
+    wandb_group: str | None = None
+    """Runs of one group are shown together there."""
+    wandb_tags: tuple[str, ...] = ()
+    """Words to find the run by."""
+    wandb_offline: bool = False
+    """Send nothing: what is logged stays in the run folder, for `wandb sync`."""
     env: EnvConfig = field(default_factory=EnvConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)

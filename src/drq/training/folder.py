@@ -27,7 +27,8 @@ FORMAT = 1
 """Version of the folder's layout."""
 
 NOT_PART_OF_A_RUN = (
-    *("dir", "wandb", "steps", "checkpoint_every", "log_every", "engine.eval_process"),
+    *("wandb", "wandb_project", "wandb_entity", "wandb_group", "wandb_tags", "wandb_offline"),
+    *("dir", "steps", "checkpoint_every", "log_every", "engine.eval_process"),
     *("eval.every", "eval.episodes", "eval.min_agent_steps", "eval.video"),
 )
 """Settings that may change when a run goes on: where it is kept, what else sees it, how long it shall be, when it logs

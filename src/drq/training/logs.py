@@ -153,4 +153,8 @@ def _wandb(folder: RunFolder, config: dict[str, Any]) -> Any:
     # The same folder continues the same record; its address is what identifies a run.
     identity = hashlib.sha256(str(folder.path.resolve()).encode()).hexdigest()[:16]
     name = f"{config['task']} {config['preset']} {config['seed']}"
-    return wandb.init(project="drq", dir=str(folder.path), id=identity, name=name, resume="allow", config=config)
+    about = {key.removeprefix("wandb_"): value for key, value in config.items() if key.startswith("wandb_")}
+    mode = "offline" if about.pop("offline") else None  # None: as WANDB_MODE says, or online
+    return wandb.init(
+        **about, mode=mode, dir=str(folder.path), id=identity, name=name, resume="allow", config=config
+    )
