@@ -89,12 +89,12 @@ class Browser:
                 result: dict[str, Any] = answer["result"]
                 return result
 
-    def open(self, page: Path) -> None:
-        """Loads a file and waits until it has run."""
+    def open(self, page: Path | str) -> None:
+        """Loads a file, or an address, and waits until it has run."""
         self.problems.clear()
         self.requests.clear()
         self._events.clear()
-        self.send("Page.navigate", url=page.resolve().as_uri())
+        self.send("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self._events):
             self._receive()
 

@@ -20,7 +20,8 @@ import json, pathlib
 class Run:
     def __init__(self, **settings):
         self.file = pathlib.Path(settings["dir"]) / "wandb.jsonl"
-        self.write({"init": {key: settings[key] for key in ("project", "entity", "group", "tags", "mode", "id", "resume")}})
+        kept = ("project", "entity", "group", "tags", "mode", "id", "resume")
+        self.write({"init": {key: settings[key] for key in kept}})
 
     def write(self, row):
         with open(self.file, "a") as file:

@@ -25,6 +25,7 @@ USAGE = """usage: drq COMMAND ...
   tasks     list the tasks and their action repeats
   suite     the paper's experiments: drq suite list; drq suite run planet; drq suite status runs/planet
   report    a page with curves and tables: drq report runs/planet --out report.html
+  watch     the same page live, while runs train: drq watch runs
   speed     how fast this machine trains
   doctor    check this machine
   completion  complete commands, options and tasks in bash, zsh or fish
@@ -240,6 +241,13 @@ class ReportArguments:
     """A self-contained page, a table (csv, md, tex), or a figure (png)."""
 
 
+def watch_command(args: list[str]) -> None:
+    """Follows runs on a page."""
+    from drq.report import WatchArguments, watch
+
+    watch(tyro.cli(WatchArguments, prog="drq watch", args=args))
+
+
 def report_command(args: list[str]) -> None:
     """Makes a report."""
     from drq.report import report
@@ -299,6 +307,7 @@ def completion_command(args: list[str]) -> None:
     from drq.env_check import CheckArguments
     from drq.envs import FAMILIES, task_names
     from drq.launch import SuiteRunArguments
+    from drq.report import WatchArguments
     from drq.speed import SpeedArguments
 
     shell = tyro.cli(
@@ -319,6 +328,7 @@ def completion_command(args: list[str]) -> None:
         "tasks": options_of(TasksArguments),
         "suite": ["list", "run", "status", "prune", "--yes", *options_of(SuiteRunArguments)],
         "report": options_of(ReportArguments),
+        "watch": options_of(WatchArguments),
         "speed": options_of(SpeedArguments),
         "completion": ["bash", "zsh", "fish"],
     }
@@ -338,6 +348,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "tasks": tasks_command,
     "suite": suite_command,
     "report": report_command,
+    "watch": watch_command,
     "speed": speed_command,
     "doctor": doctor_command,
     "completion": completion_command,

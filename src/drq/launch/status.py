@@ -65,7 +65,11 @@ def unit(tasks: Iterable[str]) -> str:
 
 def read_status(folder: SuiteFolder, run: Run, by: Holder | None = None) -> RunStatus:
     """A run's status from its folder, and the command that works on it, if one does."""
-    on_disk = RunFolder(folder.run_path(run))
+    return folder_status(RunFolder(folder.run_path(run)), run, by)
+
+
+def folder_status(on_disk: RunFolder, run: Run, by: Holder | None) -> RunStatus:
+    """The same of a run folder anywhere."""
     if not by and not on_disk.path.exists():
         return RunStatus(run, "waiting")
     column = family_of(run.task).budget_counts

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -39,30 +39,45 @@ Json = dict[str, Any]
 
 def write_page(runs: Sequence[RunResult], warnings: Sequence[str], missing: Sequence[Missing], out: Path) -> None:
     """Writes the report on these runs to `out`."""
-    data = _fixed_parts(runs, warnings, missing, out)
+    out.write_text(render(page_data(runs, warnings, missing, lambda video: _link(video, out))), encoding="utf-8")
+
+
+def page_data(
+    runs: Sequence[RunResult], warnings: Sequence[str], missing: Sequence[Missing], link: Callable[[Path], str]
+) -> Json:
+    """All that the page shows, with as many points of curves as it has room for. `link` is how it leads to a video."""
+    data = _fixed_parts(runs, warnings, missing, link)
     for points in POINTS:
-        html = _render(data | {"panels": _panels(runs, data["systems"], points)})
-        if len(html.encode()) <= LARGEST:
-            out.write_text(html, encoding="utf-8")
-            return
+        data["panels"] = _panels(runs, data["systems"], points)
+        if len(render(data).encode()) <= LARGEST:
+            return data
     raise UserError(f"{len(runs)} runs do not fit into a page of 6 MB; give fewer folders at a time.")
 
 
-def _render(data: Json) -> str:
+def json_text(data: Json) -> str:
+    """JSON that may stand inside a script element: "<" could close it."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def render(data: Json, *, live: bool = False) -> str:
+    """The page with its data. A live one asks the server that it came from for more."""
     files = resources.files("drq.report").joinpath("web")
     parts = {
         "style": files.joinpath("page.css").read_text(encoding="utf-8"),
         "script": "\n".join(
-            files.joinpath(name).read_text(encoding="utf-8") for name in ("charts.js", "tables.js", "page.js")
+            files.joinpath(name).read_text(encoding="utf-8")
+            for name in ("charts.js", "tables.js", "page.js", *(["watch.js"] if live else []))
         ),
-        # "<" could close the script element that holds the data
-        "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        "data": json_text(data),
+        "server": " connect-src 'self'; media-src 'self';" if live else "",
     }
     template = files.joinpath("template.html").read_text(encoding="utf-8")
-    return re.sub(r"/\*(style|script|data)\*/", lambda marker: parts[marker[1]], template)
+    return re.sub(r"/\*(style|script|data|server)\*/", lambda marker: parts[marker[1]], template)
 
 
-def _fixed_parts(runs: Sequence[RunResult], warnings: Sequence[str], missing: Sequence[Missing], out: Path) -> Json:
+def _fixed_parts(
+    runs: Sequence[RunResult], warnings: Sequence[str], missing: Sequence[Missing], link: Callable[[Path], str]
+) -> Json:
     """All but the curves, which are thinned until the page is small enough."""
     names = tables.order_systems(runs)
     ours = {run.system for run in runs if run.ours}
@@ -75,7 +90,7 @@ def _fixed_parts(runs: Sequence[RunResult], warnings: Sequence[str], missing: Se
         "standings": [_standing(table, names) for table in standing_tables(runs)],
         "atari": [_aggregates(table, names) for table in compared if table.benchmark.key == "atari"],
         "grids": [_grid(grid) for grid in tables.grids(runs)],
-        "runs": [_run(run, names, configs, out) for run in _in_order(runs, names)],
+        "runs": [_run(run, names, configs, link) for run in _in_order(runs, names)],
         "configs": configs.kept,
         "sources": sources(),
     }
@@ -92,7 +107,7 @@ def _in_order(runs: Sequence[RunResult], names: list[str]) -> list[RunResult]:
     return sorted(runs, key=rank)
 
 
-def _round(value: float | None) -> float | int | None:
+def rounded(value: float | None) -> float | int | None:
     """Six significant digits: what a page needs, in as few characters as it takes."""
     if value is None or not np.isfinite(value):
         return None
@@ -101,11 +116,11 @@ def _round(value: float | None) -> float | int | None:
 
 
 def _list(values: Array) -> list[float | int | None]:
-    return [_round(float(value)) for value in values]
+    return [rounded(float(value)) for value in values]
 
 
 def _estimate(estimate: Estimate | None) -> list[float | int | None] | None:
-    return None if estimate is None else [_round(number) for number in (estimate.value, estimate.low, estimate.high)]
+    return None if estimate is None else [rounded(number) for number in (estimate.value, estimate.low, estimate.high)]
 
 
 def _panel_id(benchmark: Benchmark, task: str) -> str:
@@ -193,7 +208,7 @@ def _cell(cell: tables.Cell | None) -> Json | None:
         return None
     steps = [tables.short_count(at) for at in cell.steps] if cell.steps else []
     read = " to ".join(dict.fromkeys(steps))
-    return {"mean": _round(cell.mean), "std": _round(cell.std), "n": cell.seeds, "at": read}
+    return {"mean": rounded(cell.mean), "std": rounded(cell.std), "n": cell.seeds, "at": read}
 
 
 def _table(table: tables.ScoreTable, names: list[str]) -> Json:
@@ -233,14 +248,14 @@ def _standing(table: StandingTable, names: list[str]) -> Json:
                 "title": task_title(task),
                 "published": [runs[0].reference.mean, runs[0].reference.std, runs[0].reference.runs],
                 "runs": [
-                    {"seed": each.run.seed, "score": _round(each.score), "z": _round(each.z), "above": each.above}
+                    {"seed": each.run.seed, "score": rounded(each.score), "z": rounded(each.z), "above": each.above}
                     for each in runs
                 ],
             }
             for task, runs in table.rows.items()
         ],
         "means": [
-            {"of": mean.of, "runs": mean.runs, "tasks": mean.tasks, "z": _round(mean.z), "error": _round(mean.error)}
+            {"of": mean.of, "runs": mean.runs, "tasks": mean.tasks, "z": rounded(mean.z), "error": rounded(mean.error)}
             for mean in table.means()
         ],
     }
@@ -314,7 +329,7 @@ class _Configs:
         return self._places[text]
 
 
-def _run(run: RunResult, names: list[str], configs: _Configs, out: Path) -> Json:
+def _run(run: RunResult, names: list[str], configs: _Configs, link: Callable[[Path], str]) -> Json:
     rate = run.last_step / run.seconds if run.seconds else None
     return {
         "panel": _panel_id(run.benchmark, run.task),
@@ -323,16 +338,16 @@ def _run(run: RunResult, names: list[str], configs: _Configs, out: Path) -> Json
         "seed": run.seed,
         "status": run.status if len(run.steps) else "no evaluation" if run.status != "failed" else "failed",
         "error": run.error,
-        "step": _round(run.last_step),
+        "step": rounded(run.last_step),
         "budget": run.budget,
         "unit": _unit(run.benchmark),
         "digits": run.benchmark.digits,
-        "last": _round(float(run.returns[-1])) if len(run.returns) else None,
-        "seconds": _round(run.seconds),
-        "rate": _round(rate),
+        "last": rounded(float(run.returns[-1])) if len(run.returns) else None,
+        "seconds": rounded(run.seconds),
+        "rate": rounded(rate),
         "folder": str(run.path),
         "config": configs.add(run.record) if run.ours else None,
-        "videos": [[video.name, _link(video, out)] for video in run.videos],
+        "videos": [[video.name, link(video)] for video in run.videos],
     }
 
 

@@ -3,10 +3,14 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const body = (section) => document.querySelector(`#${section} > .body`);
 const benchmarksOf = new Map();
-data.panels.forEach((panel, number) => {
-  panel.number = number;
-  benchmarksOf.set(panel.benchmark, [...(benchmarksOf.get(panel.benchmark) ?? []), panel]);
-});
+function group() {
+  benchmarksOf.clear();
+  data.panels.forEach((panel, number) => {
+    panel.number = number;
+    benchmarksOf.set(panel.benchmark, [...(benchmarksOf.get(panel.benchmark) ?? []), panel]);
+  });
+}
+group();
 const tasks = new Map(data.runs.map((run) => [run.panel, run.title]));
 const twice = (title) => [...tasks.values()].filter((other) => other === title).length > 1;
 
@@ -118,17 +122,21 @@ function taskControls() {
     search, el("div", { class: "chips" }, boxes));
 }
 
-/* ---- once ---- */
+/* ---- what is known of all runs ---- */
 
-const finished = data.runs.filter((run) => run.status === "finished").length;
-document.getElementById("summary").textContent = [many(data.runs.length, "run"), finished < data.runs.length ? `${finished} finished` : null,
-  many(tasks.size, "task"), many(data.systems.length, "system")].filter(Boolean).join(" · ");
-if (data.warnings.length) {
+function tell() {
+  const finished = data.runs.filter((run) => run.status === "finished").length;
+  document.getElementById("summary").textContent = [many(data.runs.length, "run"), finished < data.runs.length ? `${finished} finished` : null,
+    many(tasks.size, "task"), many(data.systems.length, "system")].filter(Boolean).join(" · ");
   const list = el("ul", {}, data.warnings.map((warning) => el("li", {}, warning)));
   const fold = el("details", { open: data.warnings.length <= 6 }, el("summary", {}, many(data.warnings.length, "thing"), " to know about these results"), list);
-  document.getElementById("warnings").append(fold);
-  document.getElementById("warnings").hidden = false;
+  document.getElementById("warnings").replaceChildren(fold);
+  document.getElementById("warnings").hidden = !data.warnings.length;
 }
+
+/* ---- once ---- */
+
+tell();
 document.getElementById("controls").append(systemControls(), tasks.size > 1 ? taskControls() : "");
 document.querySelector("#sources pre").textContent = data.sources;
 draw();
