@@ -97,6 +97,13 @@ def decays(parameter: Tensor) -> bool:
     return parameter.ndim > 1
 
 
+def same_pool(x: Tensor) -> Tensor:
+    """Max-pooling, 3 with stride 2, padded as TensorFlow and JAX do for "same": an even side at its end alone."""
+    height, width = x.shape[2:]
+    # Windows that reach past the end count what is there.
+    return F.max_pool2d(x, 3, 2, padding=(height % 2, width % 2), ceil_mode=True)
+
+
 class Backend:
     """Plain PyTorch on one device."""
 
@@ -109,10 +116,20 @@ class Backend:
     # Networks.
 
     def convolution(
-        self, x: Tensor, weight: Tensor, bias: Tensor, *, stride: int = 1, padding: int = 0, relu: bool = False
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        *,
+        stride: int = 1,
+        padding: int = 0,
+        relu: bool = False,
+        pool: bool = False,
     ) -> Tensor:
-        """A convolution, with the ReLU after it if there is one. The engine may use fewer digits."""
+        """A convolution, with the ReLU or the `same_pool` after it if there is one. The engine may use fewer digits."""
         convolved = F.conv2d(x.to(weight.dtype), weight, bias, stride, padding)
+        if pool:
+            return same_pool(convolved)
         return F.relu(convolved) if relu else convolved
 
     def wide_linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

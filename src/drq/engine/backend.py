@@ -131,9 +131,11 @@ class FastBackend(Backend):
             self._frame_shape = replay.spec.frame_shape
             self.fused = True
             return
-        convolutions = [m for m in agent.modules.modules() if isinstance(m, Convolution) and m.relu]
-        for channels in {module.out_channels for module in convolutions}:
+        convolutions = [module for module in agent.modules.modules() if isinstance(module, Convolution)]
+        for channels in {module.out_channels for module in convolutions if module.relu}:
             kernels.bias_relu_kernels(channels, self.factors or torch.float32)
+        for channels in {module.out_channels for module in convolutions if module.pool}:
+            kernels.bias_pool_kernels(channels, self.factors or torch.float32)
         for _, begun in self._augmentations if replay.spec.pixels else ():
             if begun is not None:
                 kernels.stacked_kernel(
@@ -146,15 +148,24 @@ class FastBackend(Backend):
     # Networks.
 
     def convolution(
-        self, x: Tensor, weight: Tensor, bias: Tensor, *, stride: int = 1, padding: int = 0, relu: bool = False
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        *,
+        stride: int = 1,
+        padding: int = 0,
+        relu: bool = False,
+        pool: bool = False,
     ) -> Tensor:
         factors = self.factors or weight.dtype
         x, weight = x.to(factors), weight.to(factors)
-        if relu and self.kernels and x.device.type == self.device.type:
-            # One launch for bias and ReLU, one for their gradients.
-            return kernels.bias_relu(F.conv2d(x, weight, None, stride, padding), bias)
-        convolved = F.conv2d(x, weight, bias.to(factors), stride, padding)
-        return F.relu(convolved) if relu else convolved
+        if (relu or pool) and self.kernels and x.device.type == self.device.type:
+            # One launch for the bias and what follows it, one for their gradients.
+            return (kernels.bias_pool if pool else kernels.bias_relu)(F.conv2d(x, weight, None, stride, padding), bias)
+        return super().convolution(
+            x, weight, bias.to(factors), stride=stride, padding=padding, relu=relu, pool=pool
+        )
 
     def wide_linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         factors, outputs = self.factors or weight.dtype, len(weight)

@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from drq.backend import Backend
@@ -39,7 +38,7 @@ def xavier_init(module: nn.Module, generator: Generator | None = None) -> None:
 
 
 class Convolution(nn.Conv2d):
-    """A convolution as the backend computes it, with the ReLU after it if there is one."""
+    """A convolution as the backend computes it, with the ReLU or the pool after it if there is one."""
 
     def __init__(
         self,
@@ -51,10 +50,11 @@ class Convolution(nn.Conv2d):
         padding: int = 0,
         *,
         relu: bool = False,
+        pool: bool = False,
     ) -> None:
         super().__init__(channels, out, kernel, stride, padding)
         self.backend = backend
-        self.relu = relu
+        self.relu, self.pool = relu, pool
         self.register_buffer("rounded", None, persistent=False)
 
     rounded: Tensor | None
@@ -66,9 +66,8 @@ class Convolution(nn.Conv2d):
         if divisor is not None:
             weight = weight / divisor
         assert self.bias is not None
-        return self.backend.convolution(
-            x, weight, self.bias, stride=self.stride[0], padding=int(self.padding[0]), relu=self.relu
-        )
+        shape = {"stride": self.stride[0], "padding": int(self.padding[0])}
+        return self.backend.convolution(x, weight, self.bias, **shape, relu=self.relu, pool=self.pool)
 
 
 def _convolutions(
@@ -95,21 +94,12 @@ class _Residual(nn.Module):
         return x + self.body(x)  # type: ignore[no-any-return]
 
 
-class _SamePool(nn.Module):
-    """Max-pooling, 3 with stride 2, padded as TensorFlow and JAX do for "same": an even side at its end alone."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        height, width = x.shape[2:]
-        # Windows that reach past the end count what is there.
-        return F.max_pool2d(x, 3, 2, padding=(height % 2, width % 2), ceil_mode=True)
-
-
 def _impala(backend: Backend, channels: int, width: int, *, same: bool = False) -> nn.Sequential:
     modules: list[nn.Module] = []
     for out in (16 * width, 32 * width, 32 * width):
         modules += [
-            Convolution(backend, channels, out, 3, padding=1),
-            _SamePool() if same else nn.MaxPool2d(3, stride=2, padding=1),
+            Convolution(backend, channels, out, 3, padding=1, pool=same),
+            nn.Identity() if same else nn.MaxPool2d(3, stride=2, padding=1),
             _Residual(backend, out, fused=same),
             _Residual(backend, out, fused=same),
         ]

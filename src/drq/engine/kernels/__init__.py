@@ -1,5 +1,6 @@
 """Convolutions of the paper's encoder as CUDA kernels, close to the memory's speed; and small things that PyTorch
-takes many launches for, in one or two each: storing a transition, gathering a batch, bias and ReLU, Adam.
+takes many launches for, in one or two each: storing a transition, gathering a batch, bias and ReLU or
+max-pool, Adam.
 
 What limits a convolution of 32 channels is moving bytes: a library re-reads every pixel nine times through the
 second-level cache, and adds bias and ReLU in further passes. These kernels hold a tile and its margin in shared memory,
@@ -12,6 +13,7 @@ from .activation import bias_relu, bias_relu_kernels
 from .adam import Adam, adam_kernels
 from .encoder import encode_views, encode_views_two, prepare, supported
 from .gathering import stacked_kernel, stacked_views, transitions, transitions_kernel
+from .pooling import bias_pool, bias_pool_kernels
 from .runtime import KernelError, available
 from .storing import Store, store_kernel
 
@@ -21,6 +23,8 @@ __all__ = [
     "Store",
     "adam_kernels",
     "available",
+    "bias_pool",
+    "bias_pool_kernels",
     "bias_relu",
     "bias_relu_kernels",
     "encode_views",

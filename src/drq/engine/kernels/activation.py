@@ -43,29 +43,31 @@ def _kernel(channels: int, dtype: torch.dtype, *, gradient: bool) -> runtime.Lau
         "GRADIENT": int(gradient),
     }
     name = "bias_relu_gradient" if gradient else "bias_relu"
-    return runtime.kernel(name, ("primitives.cuh", "activation.cu"), defines, THREADS, THREADS * 16 if gradient else 0)
+    parts = "primitives.cuh", "elements.cuh", "activation.cu"
+    return runtime.kernel(name, parts, defines, THREADS, THREADS * 16 if gradient else 0)
 
 
-def _columns(channels: int) -> int:
-    """Of a pixel; a thread takes one. As in activation.cu."""
+def columns(channels: int) -> int:
+    """Of a pixel; a thread takes one. As in elements.cuh."""
     return channels if channels % 4 else channels // 4
 
 
-def _grid(kernel: runtime.Launchable, size: int, of_a_block: int) -> tuple[int, int]:
+def grid(kernel: runtime.Launchable, size: int, of_a_block: int) -> tuple[int, int]:
     """One block at least: where there is no pixel, the counter or the bias gradient is written all the same."""
     return max(1, min(kernel.resident_blocks, -(-size // of_a_block))), 1
 
 
-def _new(like: Tensor) -> Tensor:
-    return torch.empty(like.shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+def new(like: Tensor, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    shape, dtype = shape or like.shape, dtype or like.dtype
+    return torch.empty(shape, dtype=dtype, device=like.device, memory_format=torch.channels_last)
 
 
-def _pixels(x: Tensor) -> Tensor:
+def pixels(x: Tensor) -> Tensor:
     """[B, H, W, C], the order in which the memory lies."""
     return x.permute(0, 2, 3, 1)
 
 
-def _readable(x: Tensor) -> Tensor:
+def readable(x: Tensor) -> Tensor:
     """A copy where `x` lies otherwise than the kernels read it."""
     x = x.contiguous(memory_format=torch.channels_last)
     return x.clone() if x.data_ptr() % _ALIGNMENT else x
@@ -81,36 +83,36 @@ def _bias_relu(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     if x.dtype not in (torch.float32, torch.bfloat16) or bias.dtype != torch.float32 or bias.shape != x.shape[1:2]:
         wanted = "[B, C, H, W] in float32 or bfloat16, and a bias [C] in float32"
         raise ValueError(f"bias_relu wants {wanted}; got {list(x.shape)} {x.dtype}, {list(bias.shape)} {bias.dtype}")
-    x, bias = _readable(x), bias.contiguous()
+    x, bias = readable(x), bias.contiguous()
     out, counter = _new_results(x, bias)
     channels, rows = len(bias), x.numel() // len(bias)
     kernel = _kernel(channels, x.dtype, gradient=False)
-    grid = _grid(kernel, rows * _columns(channels), THREADS)
-    kernel.launch(grid, _pixels(x), bias, _pixels(out), counter, rows)
+    blocks = grid(kernel, rows * columns(channels), THREADS)
+    kernel.launch(blocks, pixels(x), bias, pixels(out), counter, rows)
     return out, counter
 
 
 @_bias_relu.register_fake
 def _new_results(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    return _new(x), torch.empty(1, dtype=torch.int32, device=x.device)
+    return new(x), torch.empty(1, dtype=torch.int32, device=x.device)
 
 
 @torch.library.custom_op("drq::bias_relu_gradient", mutates_args=())
 def _bias_relu_gradient(gradient: Tensor, out: Tensor, counter: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of `x` and of the bias. Where the output is zero, none passes."""
-    gradient, out = _readable(gradient), _readable(out)
+    gradient, out = readable(gradient), readable(out)
     of_x, of_bias = _new_gradients(gradient, out, counter)
     channels, rows = out.shape[1], out.numel() // out.shape[1]
     kernel = _kernel(channels, out.dtype, gradient=True)
-    grid = _grid(kernel, rows, max(1, THREADS // _columns(channels)) * ROUNDS)
-    partial = of_bias.new_empty(grid[0], channels)
-    kernel.launch(grid, _pixels(gradient), _pixels(out), _pixels(of_x), of_bias, partial, counter, rows)
+    blocks = grid(kernel, rows, max(1, THREADS // columns(channels)) * ROUNDS)
+    partial = of_bias.new_empty(blocks[0], channels)
+    kernel.launch(blocks, pixels(gradient), pixels(out), pixels(of_x), of_bias, partial, counter, rows)
     return of_x, of_bias
 
 
 @_bias_relu_gradient.register_fake
 def _new_gradients(gradient: Tensor, out: Tensor, counter: Tensor) -> tuple[Tensor, Tensor]:
-    return _new(out), torch.empty(out.shape[1], dtype=torch.float32, device=out.device)
+    return new(out), torch.empty(out.shape[1], dtype=torch.float32, device=out.device)
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
