@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from drq.augment import parse
 from drq.config import TrainConfig
 from drq.envs import make
 from drq.errors import UserError
@@ -20,6 +20,7 @@ from drq.training.folder import RunFolder
 from drq.training.progress import duration
 
 TASK = "toy/reach"
+VIEWS = 5
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,9 @@ def demo(arguments: DemoArguments) -> None:
     for name, value, share in rows:
         print(f"{name:18}{value:>8}  {share:>6}")
     page = arguments.dir / "demo.html"
-    page.write_text(_page(contestants, rows, spec.random_return, spec.perfect_return))
-    print(f"\nCurves and a video of the trained agent: {page}")
+    page.write_text(_page(contestants, rows, arguments), encoding="utf-8")
+    print("One seed each: another may go otherwise (--seed 2 --dir demo-2).")
+    print(f"\nCurves, augmented views and a video of the trained agent: {page}\nNext: drq train toy/catch")
 
 
 def _train(contestants: list[Contestant], arguments: DemoArguments) -> None:
@@ -113,58 +115,91 @@ def _train(contestants: list[Contestant], arguments: DemoArguments) -> None:
             raise UserError(f"The demo's training stopped: {last} (all of it: {log})")
 
 
-def _page(contestants: list[Contestant], rows: list[tuple[str, str, str]], random: float, perfect: float) -> str:
+def _page(contestants: list[Contestant], rows: list[tuple[str, str, str]], arguments: DemoArguments) -> str:
     cells = "".join(f"<tr><th>{html.escape(a)}</th><td>{b}</td><td>{c}</td></tr>" for a, b, c in rows)
     videos = "".join(
-        f'<figure><video src="data:video/mp4;base64,{base64.b64encode(newest.read_bytes()).decode()}" '
+        f'<figure><video src="{_data("video/mp4", newest.read_bytes())}" '
         f'controls autoplay muted loop playsinline width="240"></video><figcaption>{each.label}</figcaption></figure>'
         for each in contestants
         for newest in sorted(each.folder.videos.glob("*.mp4"))[-1:]
     )
-    curves = _curves(contestants, random, perfect)
     missing = "" if videos else "<p>No video: ffmpeg is missing (pip install imageio-ffmpeg).</p>"
+    folder = html.escape(str(arguments.dir))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>DrQ demo</title>
 <style>
-:root {{ color-scheme: light dark }}
+:root {{ color-scheme: light dark; --drq: #0072b2; --none: #d55e00 }}
+@media (prefers-color-scheme: dark) {{ :root {{ --drq: #56b4f0; --none: #f58d4a }} }}
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 44rem; margin: 2rem auto; padding: 0 1rem }}
 table {{ border-collapse: collapse }} th, td {{ padding: .3rem 1rem .3rem 0; text-align: right }}
 th:first-child {{ text-align: left }} figure {{ display: inline-block; margin: 0 1rem 1rem 0 }}
-img {{ max-width: 100%; background: #fff; border-radius: 6px }}
+figure img {{ width: 96px; image-rendering: pixelated; border-radius: 4px }}
+svg {{ max-width: 100%; height: auto }} svg text {{ font-size: 13px; fill: currentColor }}
 </style></head><body>
 <h1>Augmentation at work</h1>
 <p>Two agents learn <code>{TASK}</code> from 24&times;24 images: the red dot has to reach the green one. They are the
 same SAC; one sees its memories shifted at random by up to four pixels (DrQ, K = M = 2), the other as they were.</p>
+{_views(arguments.seed)}
 <table><thead><tr><th></th><th>return</th><th>from random to perfect</th></tr></thead><tbody>{cells}</tbody></table>
-<p><img alt="Return of both agents over env steps" src="{curves}"></p>
-{videos}{missing}
+<p>This is one seed, {arguments.seed}: another gives other curves. How much is luck only several can say.</p>
+{_curves(contestants)}
+<div>{videos}{missing}</div>
+<h2>What next</h2>
+<pre>drq report {folder} --out report.html                  # all about these two runs
+drq demo --seed 2 --dir demo-2                       # is it luck?
+drq train toy/catch                                  # another task, as quick
+drq train dmc/cartpole-swingup --preset cpu          # a task of the control suite: hours on a CPU</pre>
 </body></html>
 """
 
 
-def _curves(contestants: list[Contestant], random: float, perfect: float) -> str:
-    """The learning curves, as an image inside the page."""
-    import matplotlib
+def _data(kind: str, content: bytes) -> str:
+    """A file inside the page."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 3.6), dpi=120)
-    for each, colour in zip(contestants, ("#0072b2", "#d55e00"), strict=True):
-        evaluations = each.folder.evaluations()
-        steps = [row["env_step"] for row in evaluations]
-        means = [row["return_mean"] for row in evaluations]
-        axes.plot(steps, means, label=each.label, color=colour, linewidth=2)
-    for name, value in (("random policy", random), ("perfect policy", perfect)):
-        axes.axhline(value, color="#777777", linestyle=":", linewidth=1)
-        axes.text(0.01, value + 0.6, name, transform=axes.get_yaxis_transform(), fontsize=8, color="#777777")
-    axes.set_xlabel("env steps")
-    axes.set_ylabel("return")
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    pyplot.close(figure)
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+def _views(seed: int) -> str:
+    """A frame as it is remembered, and views of it as DrQ's updates see them."""
+    import torch
+    from imageio.v3 import imwrite
+
+    config = preset("toy", TASK)
+    frame = torch.from_numpy(make(TASK, config.env, 1).reset(seed))[None]
+    shift = parse(config.agent.augmentation)
+    nu = shift.sample(VIEWS, (frame.shape[2], frame.shape[3]), torch.Generator().manual_seed(seed))
+    views = torch.cat([frame, shift(frame.expand(VIEWS, -1, -1, -1), nu)]).permute(0, 2, 3, 1).to(torch.uint8).numpy()
+    names = ["as remembered", *(f"view {number + 1}" for number in range(VIEWS))]
+    return "".join(
+        f'<figure><img alt="{name}" src="{_data("image/png", imwrite("<bytes>", view, extension=".png"))}">'
+        f"<figcaption>{name}</figcaption></figure>"
+        for name, view in zip(names, views, strict=True)
+    )
+
+
+def _curves(contestants: list[Contestant]) -> str:
+    """The learning curves, in the page's own colours."""
+    curves = [[(row["env_step"], row["return_mean"]) for row in each.folder.evaluations()] for each in contestants]
+    last = max(step for curve in curves for step, _ in curve)
+
+    def place(step: float, value: float) -> str:
+        return f"{60 + 560 * step / last:.1f},{270 - 250 * max(value, 0.0) / 50:.1f}"
+
+    parts = []
+    for value in range(0, 51, 10):
+        x, y = place(0, value).split(",")
+        parts.append(f'<path d="M{x} {y}H620" stroke="currentColor" opacity=".15"/>')
+        parts.append(f'<text x="50" y="{float(y) + 4:.1f}" text-anchor="end">{value}</text>')
+    for step in (0, last / 2, last):
+        x, _ = place(step, 0).split(",")
+        parts.append(f'<text x="{x}" y="290" text-anchor="middle">{step:,.0f}</text>')
+    parts.append('<text x="340" y="312" text-anchor="middle">env steps</text>')
+    parts.append('<text x="14" y="145" text-anchor="middle" transform="rotate(-90 14 145)">return</text>')
+    for each, curve, colour in zip(contestants, curves, ("--drq", "--none"), strict=True):
+        points = " ".join(place(*point) for point in curve)
+        x, y = place(*curve[-1]).split(",")
+        style = f'style="stroke:var({colour})"'
+        parts.append(f'<polyline points="{points}" fill="none" stroke-width="2.5" {style}/>')
+        parts.append(f'<text x="626" y="{float(y) + 4:.1f}" style="fill:var({colour})">{each.label}</text>')
+    label = "Return of both agents over env steps"
+    return f'<svg viewBox="0 0 750 320" role="img" aria-label="{label}">{"".join(parts)}</svg>'
