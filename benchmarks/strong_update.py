@@ -124,11 +124,11 @@ class Way(NamedTuple):
 WAYS = (
     Way(1, "bf16", False),
     Way(1, "bf16", True),
+    Way(1, "tf32", True),
     Way(1, "tf32", False),
     Way(2, "bf16", False),
     Way(1, "bf16", False, prioritised=False),
     Way(2, "bf16", True),
-    Way(1, "tf32", True),
 )
 """What is most asked for comes first."""
 
