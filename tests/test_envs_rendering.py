@@ -6,11 +6,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from drq.envs.raycast import compiler
-from drq.envs.rendering import choose_backend, is_software, missing_libraries, renderer_name
+from drq.envs.rendering import choose_backend, egl_device, is_software, missing_libraries, renderer_name
 
 needs_gl = pytest.mark.skipif(bool(missing_libraries(choose_backend())), reason="no OpenGL libraries")
 
@@ -127,3 +128,34 @@ def test_the_renderer_has_a_name() -> None:
 def test_software_is_told_from_hardware() -> None:
     assert is_software("llvmpipe (LLVM 15.0.6, 256 bits)")
     assert not is_software("NVIDIA H200/PCIe/SSE2")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "drawn_on"),
+    [
+        (2, "1", "1"),
+        (2, "0", "0"),
+        (4, "3,1", "3"),
+        (2, "GPU-b", "1"),
+        (2, "GPU-c", None),  # not known here
+        (2, None, None),  # all of them: EGL's choice
+        (2, "", None),  # none of them
+        (1, "0", None),  # there is no choice, and a software renderer may come first
+        (0, None, None),
+    ],
+)
+def test_a_run_draws_on_the_gpu_that_it_computes_on(
+    gpus: int, visible: str | None, drawn_on: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On faked devices: no machine with several GPUs was at hand."""
+    for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(gpus))):
+        (tmp_path / name).touch()
+    lists = tmp_path / "nvidia-smi"
+    lists.write_text("#!/bin/sh\necho 'GPU-a, 0'\necho 'GPU-b, 1'\n")
+    lists.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert egl_device(tmp_path) == drawn_on

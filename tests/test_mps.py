@@ -13,6 +13,7 @@ import pytest
 
 from drq.launch import mps
 from drq.launch.mps import DaemonFailed, NoMPS, daemon_of_others, mps_if_possible
+from drq.launch.node import MpsKeeper
 from fake_mps import FakeMPS, pretend_gpu
 
 
@@ -237,3 +238,15 @@ def test_the_first_client_takes_a_context_by_the_driver(
     else:
         with mps.start_mps() as variables:
             assert variables
+
+
+def test_a_node_of_a_cluster_has_one_daemon_for_all_its_runs(fake: FakeMPS, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as Ray has it for what asks for no GPU
+    keeper = MpsKeeper()
+    assert keeper.variables() == keeper.variables() == {
+        mps.PIPES: str(fake.folder / "pipe"),
+        mps.LOGS: str(fake.folder / "log"),
+    }
+    assert [call.split()[0] for call in fake.calls] == ["start", "get_server_list"]
+    keeper.close()
+    assert fake.gone()

@@ -4,6 +4,7 @@ shares no file with the suite's folder."""
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -82,7 +83,7 @@ class Command(threading.Thread):
 
 
 def test_a_node_dies_another_joins_and_one_does_not_fit(
-    nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     suite = write_suite(tmp_path, "checkpoint_every = 30\n", GOOD, seeds=2, steps=200)
     out, alone = tmp_path / "out", tmp_path / "alone"
@@ -105,6 +106,19 @@ def test_a_node_dies_another_joins_and_one_does_not_fit(
     assert not nodes.leftovers("later")
     assert not nodes.leftovers("older")
 
+    # More of the same, in a store that the nodes copy to themselves; this machine has what it shows.
+    store = tmp_path / "store"
+    shutil.copytree(out, store)
+    monkeypatch.chdir(tmp_path)
+    more = SuiteRunArguments(suite, dir=Path(f"file://{store}"), seeds=3, launcher="ray", address="auto")
+    assert run_suite(more) == 0
+    third = store / "toy-reach" / "k1-m1" / "seed-3"
+    assert (third / "finished.json").exists()
+    assert not list((third / "checkpoint").glob("replay-*"))
+    shown = next((tmp_path / "runs").iterdir()) / third.relative_to(store)
+    assert (shown / "eval.csv").read_bytes() == (third / "eval.csv").read_bytes()
+    assert not (shown / "checkpoint").exists()
+
     # The local launcher finds nothing left to do, and alone it comes to the same bits.
     assert run_suite(SuiteRunArguments(suite, dir=out, jobs=1)) == 0
     assert "Nothing to do" in capsys.readouterr().out
@@ -113,3 +127,31 @@ def test_a_node_dies_another_joins_and_one_does_not_fit(
         assert_same_run(run, alone / run.relative_to(out))
     assert list(report([out], tmp_path / "report.csv", format="csv")) == []
     assert "K=1 M=1" in (tmp_path / "report.csv").read_text()
+
+
+TELL = """
+import os
+names = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "A_SECRET", "RAY_AUTH_TOKEN"
+print("told", *(os.environ.get(name, "-") for name in names), flush=True)
+"""
+
+
+def test_each_run_has_its_gpu_its_modules_and_no_secret(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = nodes.cluster.add_node(num_cpus=2, num_gpus=2, memory=8 * 10**9, object_store_memory=10**8)
+    (tmp_path / "tell_environment.py").write_text(TELL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("A_SECRET", "in the launcher's shell")
+    suite = Path(write_suite(tmp_path, GOOD, seeds=2, steps=30))
+    text = suite.read_text().replace('device = "cpu"', 'device = "auto"')
+    suite.write_text('imports = ["tell_environment"]\n' + text)
+    arguments = SuiteRunArguments(
+        str(suite), dir=tmp_path / "out", launcher="ray", address="auto", gpus_per_run=1, imports=("tell_environment",)
+    )
+    assert run_suite(arguments) == 0
+    logs = [path.read_text().splitlines() for path in (tmp_path / "out" / "logs").iterdir()]
+    told = {next(line for line in log if line.startswith("told")) for log in logs}
+    assert told == {"told 0 PCI_BUS_ID - -", "told 1 PCI_BUS_ID - -"}
+    nodes.cluster.remove_node(node)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,17 +13,19 @@ from pathlib import Path
 import pytest
 
 from drq.errors import UserError
+from drq.launch import local_copy, stores, suite_status
 from drq.launch.launcher import ATTEMPTS, Launch, SuiteRunArguments, run_suite
 from drq.launch.pools import Ended, Job, Why, computed_with, installed
 from drq.launch.process import UNFIT, start_worker
 from drq.launch.ray_pool import memory_of, shipped_modules
+from drq.launch.stores import store_at
 from drq.launch.suite_folder import SuiteFolder
 from drq.launch.transfer import Outbox, Piece, Store, receive
 from drq.presets import preset
 from drq.suites import Run, find_suite
 from drq.training.checkpoint import Description
 from drq.training.loop import train
-from runs import assert_same_run, small
+from runs import assert_same_run, drq, small
 from test_launcher import GOOD, write_suite
 
 
@@ -226,3 +229,49 @@ def test_ray_is_asked_for_where_it_is_missing(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "ray", None)  # import fails
     with pytest.raises(UserError, match=r"pip install -e '.*\[ray\]', or leave"):
         run_suite(SuiteRunArguments(write_suite(tmp_path, GOOD), dir=tmp_path / "out", launcher="ray"))
+
+
+def test_a_path_names_a_store(tmp_path: Path) -> None:
+    assert store_at(tmp_path) is None
+    assert store_at(Path("runs/planet")) is None
+    assert store_at(None) is None
+    for url in ("memory://bucket/runs", f"file://{tmp_path}"):
+        store = store_at(Path(url))  # which has lost a slash
+        assert store is not None
+        assert store.url == url
+    with pytest.raises(UserError, match=r"s3://bucket/x needs a package \(.*s3fs"):
+        store_at(Path("s3://bucket/x"))
+
+
+def test_a_suite_in_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stores, "COPY_SECONDS", 0.0)
+    url = f"file://{tmp_path}/shared"
+    suite, at = write_suite(tmp_path, GOOD), Path("toy-reach", "k1-m1", "seed-1")
+    shared = tmp_path / "shared"
+    assert drq("suite", "run", suite, "--dir", url, cwd=tmp_path).returncode == 0  # a process of its own
+    assert (shared / at / "finished.json").exists()
+    assert (shared / "logs" / "toy-reach_k1-m1_seed-1.log").exists()
+    assert not list((shared / at / "checkpoint").glob("replay-*"))  # dropped there as well
+    assert not (shared / ".owner").exists()
+
+    # Another machine has no copy yet: it sees the same, has nothing to do, and goes on where more is asked for.
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert suite_status(local_copy(Path(url))) == 0
+    assert "150 / 150" in capsys.readouterr().out
+    assert run_suite(SuiteRunArguments(suite, dir=Path(url), jobs=1)) == 0
+    assert "Nothing to do" in capsys.readouterr().out
+    assert run_suite(SuiteRunArguments(suite, dir=Path(url), jobs=1, seeds=2, keep_replay=True)) == 0
+    assert (shared / at.with_name("seed-2") / "finished.json").exists()
+    assert list((shared / at.with_name("seed-2") / "checkpoint").glob("replay-*"))
+
+    # Somebody else at work is not disturbed.
+    (shared / ".owner").write_text(json.dumps({"host": "far", "process": 7, "id": "x", "beat": time.time()}))
+    with pytest.raises(UserError, match="worked on by process 7 on far"):
+        run_suite(SuiteRunArguments(suite, dir=Path(url), jobs=1, seeds=3))
+    (shared / ".owner").write_text(json.dumps({"host": "far", "process": 7, "id": "x", "beat": time.time() - 1000}))
+    assert run_suite(SuiteRunArguments(suite, dir=Path(url), jobs=1)) == 0

@@ -250,13 +250,14 @@ def watch_command(args: list[str]) -> None:
 
 def report_command(args: list[str]) -> None:
     """Makes a report."""
+    from drq.launch import local_copy
     from drq.report import report
 
     options = tyro.cli(ReportArguments, prog="drq report", args=args)
     if not options.runs:
         raise UserError("Name at least one folder, such as: drq report runs --out report.html")
     out = options.out or Path(f"report.{options.format}")
-    for warning in report(options.runs, out, format=options.format):
+    for warning in report([local_copy(runs) for runs in options.runs], out, format=options.format):
         print(f"drq: {warning}", file=sys.stderr)
     print(out)
 
@@ -279,7 +280,15 @@ class CompletionArguments:
 
 def suite_command(args: list[str]) -> None:
     """The paper's experiments."""
-    from drq.launch import SuitePruneArguments, SuiteRunArguments, list_suites, prune_suite, run_suite, suite_status
+    from drq.launch import (
+        SuitePruneArguments,
+        SuiteRunArguments,
+        list_suites,
+        local_copy,
+        prune_suite,
+        run_suite,
+        suite_status,
+    )
 
     verb, rest = (args[0], args[1:]) if args else ("", [])
     if verb == "list":
@@ -288,7 +297,7 @@ def suite_command(args: list[str]) -> None:
     if verb == "run":
         sys.exit(run_suite(tyro.cli(SuiteRunArguments, prog="drq suite run", args=rest)))
     if verb == "status":
-        sys.exit(suite_status(tyro.cli(SuiteStatusArguments, prog="drq suite status", args=rest).dir))
+        sys.exit(suite_status(local_copy(tyro.cli(SuiteStatusArguments, prog="drq suite status", args=rest).dir)))
     if verb == "prune":
         sys.exit(prune_suite(tyro.cli(SuitePruneArguments, prog="drq suite prune", args=rest)))
     usage = "drq suite list | drq suite run NAME|FILE.toml ... | drq suite status DIR | drq suite prune DIR"

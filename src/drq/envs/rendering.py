@@ -9,11 +9,13 @@ import atexit
 import ctypes
 import math
 import os
+import subprocess
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,12 +52,38 @@ def choose_backend() -> str:
     if sys.platform == "linux" and not os.environ.get("MUJOCO_GL") and not too_late:
         os.environ["MUJOCO_GL"] = "egl"
     backend = os.environ.get("MUJOCO_GL", "")
+    if backend == "egl" and not os.environ.get("MUJOCO_EGL_DEVICE_ID") and (device := egl_device()) is not None:
+        os.environ["MUJOCO_EGL_DEVICE_ID"] = device
     if backend and backend not in _KNOWN:
         raise UserError(
             f"MUJOCO_GL={backend} is not a way to draw: "
             "set it to egl (GPU, no display needed), osmesa (software) or glfw (a display)."
         )
     return backend
+
+
+def egl_device(devices: Path = Path("/dev")) -> str | None:
+    """The GPU to draw on: the one that CUDA_VISIBLE_DEVICES leaves to this process, where the machine has several.
+
+    EGL knows nothing of that variable and would take the first. Its numbers are those of nvidia-smi; None: one GPU, or
+    no saying which.
+    """
+    name = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip()
+    several = len(list(devices.glob("nvidia[0-9]*"))) > 1
+    if several and name.startswith("GPU-"):
+        name = _gpu_numbers().get(name, "")
+    return name if several and name.isdecimal() else None
+
+
+def _gpu_numbers() -> dict[str, str]:
+    """UUID -> number, as nvidia-smi has them."""
+    query = ["nvidia-smi", "--query-gpu=uuid,index", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    pairs = (line.split(",") for line in said.splitlines() if line.count(",") == 1)
+    return {uuid.strip(): index.strip() for uuid, index in pairs}
 
 
 def missing_libraries(backend: str) -> list[str]:

@@ -6,9 +6,10 @@ from drq.launch.pools import job_to_json
 from drq.launch.process import start_worker
 from drq.launch.prune import SuitePruneArguments, prune_suite
 from drq.launch.status import folder_status, suite_status
+from drq.launch.stores import local_copy
 from drq.launch.suite_folder import SuiteFolder
 
 __all__ = [
     "SuiteFolder", "SuitePruneArguments", "SuiteRunArguments", "daemon_of_others", "folder_status", "job_to_json",
-    "list_suites", "prune_suite", "run_suite", "start_mps", "start_worker", "suite_status",
+    "list_suites", "local_copy", "prune_suite", "run_suite", "start_mps", "start_worker", "suite_status",
 ]  # fmt: skip

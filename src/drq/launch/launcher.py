@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from tyro.conf import Positional, arg
 
+from drq.config import TrainConfig
 from drq.envs import family_of
 from drq.errors import UserError
 from drq.launch.claims import State as ClaimState
@@ -24,7 +25,9 @@ from drq.launch.pools import Ended, Job, Jobs, LocalPool, Pool, plan_here
 from drq.launch.probe import seconds_per_agent_step
 from drq.launch.process import STOPPED
 from drq.launch.status import RunStatus, counts, read_status, seconds_left, table, unit, wide_console
+from drq.launch.stores import StoredPool, shown_at, store_at, stored
 from drq.launch.suite_folder import SuiteFolder
+from drq.launch.transfer import Store
 from drq.presets import action_repeat_for
 from drq.suites import SUITES, Run, Suite, find_suite, slug
 from drq.training.checkpoint import drop_replay
@@ -55,7 +58,7 @@ class SuiteRunArguments:
     tasks: str | None = None
     """Tasks joined by commas, with or without their family: cartpole-swingup,cheetah-run. Unset: the suite's own."""
     dir: Path | None = None
-    """Folder of the runs. Unset: runs/<suite>."""
+    """Folder of the runs, or where to copy them: s3://bucket/runs (docs/scale.md). Unset: runs/<suite>."""
     jobs: Jobs = "auto"
     """Runs at a time. auto: as many as the GPUs and cores of this machine carry."""
     launcher: Literal["local", "ray"] = "local"
@@ -96,7 +99,8 @@ def run_suite(args: SuiteRunArguments) -> int:
     if tasks == []:
         raise UserError("--tasks is empty: name some, as in --tasks cartpole-swingup,cheetah-run, or leave it out.")
     suite = find_suite(args.suite, args.imports).narrowed(tasks=tasks, seeds=args.seeds, steps=args.steps)
-    folder = SuiteFolder(args.dir or Path("runs") / slug(suite.name))
+    store = store_at(args.dir)
+    folder = SuiteFolder(shown_at(store) if store else args.dir or Path("runs") / slug(suite.name))
     jobs = [Job(run, suite.config(run, folder.path)) for run in suite.runs()]
     if args.launcher != "ray" and (args.address is not None or args.gpus_per_run is not None):
         raise UserError("--address and --gpus-per-run are for a Ray cluster: add --launcher ray, or leave them out.")
@@ -106,21 +110,30 @@ def run_suite(args: SuiteRunArguments) -> int:
     if args.dry_run:
         folder.joined(suite)
         return _print_plan(suite, folder, jobs, args)
-    folder.open(suite)
-    try:
-        pool: Pool
-        around: AbstractContextManager[None] = nullcontext()
-        left = longest_first([job for job in jobs if read_status(folder, job.run).state != "finished"])
-        if args.launcher == "ray":
-            from drq.launch.ray_pool import RayPool
+    with stored(store, folder) if store else nullcontext():
+        folder.open(suite)
+        try:
+            left = longest_first([job for job in jobs if read_status(folder, job.run).state != "finished"])
+            pool, around = _pool(args, folder, [job.config for job in left], store)
+            return Launch(suite, folder, [job.run for job in jobs], left, pool, args.keep_replay).run(around)
+        finally:
+            folder.close()
 
-            pool = RayPool(folder, args.jobs, [job.config for job in left], share, args.address, args.imports)
-        else:
-            pool = local = LocalPool(folder, plan_here(args.jobs, [job.config for job in left]) if left else [])
-            around = local.sharing_gpus()
-        return Launch(suite, folder, [job.run for job in jobs], left, pool, args.keep_replay).run(around)
-    finally:
-        folder.close()
+
+def _pool(
+    args: SuiteRunArguments, folder: SuiteFolder, configs: Sequence[TrainConfig], store: Store | None
+) -> tuple[Pool, AbstractContextManager[None]]:
+    """Where the runs are executed, and what that needs around it."""
+    if args.launcher == "ray":
+        from drq.launch.ray_pool import RayPool
+
+        keep = args.keep_replay or store is None  # where the copies are in a store, nothing can be dropped here
+        return RayPool(
+            folder, args.jobs, configs, args.gpus_per_run, args.address, args.imports, store, keep
+        ), nullcontext()
+    slots = plan_here(args.jobs, configs) if configs else []
+    local = StoredPool(folder, slots, store) if store else LocalPool(folder, slots)
+    return local, local.sharing_gpus()
 
 
 def longest_first(jobs: Sequence[Job]) -> list[Job]:

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from drq.errors import UserError
+from drq.launch.process import GPU_ORDER
 
 PROGRAM = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
@@ -152,7 +153,7 @@ def _of_daemon(environment: dict[str, str]) -> dict[str, str]:
     names = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if not all(name.strip().startswith(("GPU-", "MIG-")) for name in names):
         environment.pop("CUDA_VISIBLE_DEVICES", None)
-    return environment
+    return environment | GPU_ORDER
 
 
 def _start(environment: dict[str, str], logs: Path) -> None:

@@ -17,11 +17,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from drq.launch.process import STOPPED, error_of, start_worker
-from drq.launch.transfer import Outbox, Piece, Store, batches, receive
+from drq.launch.process import GPU_ORDER, STOPPED, error_of, start_worker
+from drq.launch.transfer import Outbox, Piece, Store, batches, below, receive
 
 WAIT_SECONDS = 2.0
 """How long an answer waits for something new."""
@@ -72,7 +73,7 @@ class RunHost:
         told = json.loads(job)
         told["config"]["dir"] = str(self.work / run)
         told["remove"] = str(self.work)
-        variables = {**variables, **shared, **_gpu_order()}
+        variables = {**variables, **shared, **GPU_ORDER}
         self._process = start_worker(json.dumps(told), self._log, variables, cwd=self._lay_out(modules))
         self._answers = self._collect()
 
@@ -132,28 +133,18 @@ class RunHost:
     def _copy(self) -> None:
         if self._store is None or self._stored is None:
             return
-        group = self._stored.pieces()
-        first = next(group, None)
+        pieces = self._stored.pieces()
+        first = next(pieces, None)
         if first is None:
             return
         if self._store.owner(self._run) != self._owner:
             raise PermissionError(TAKEN)
-
-        def below() -> Iterator[Piece]:
-            for kind, path, offset, data, last in (first, *group):
-                yield kind, f"{self._run}/{path}", offset, data, last
-
-        self._store.write(below())
+        self._store.write(below(self._run, chain([first], pieces)))
 
     def stop(self) -> None:
         """Asks the run to write its checkpoint and end."""
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
-
-
-def _gpu_order() -> dict[str, str]:
-    """Ray numbers GPUs as nvidia-smi does, CUDA the fastest first unless it is told otherwise."""
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if os.environ.get("CUDA_VISIBLE_DEVICES") else {}
 
 
 class MpsKeeper:
@@ -169,3 +160,6 @@ class MpsKeeper:
     def variables(self) -> dict[str, str]:
         """Those with which the processes of a run share a GPU."""
         return self._variables
+
+    def close(self) -> None:
+        self._context.__exit__(None, None, None)

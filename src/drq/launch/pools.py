@@ -22,7 +22,7 @@ from drq.cores import usable_cores
 from drq.envs import family_of
 from drq.errors import UserError
 from drq.launch.mps import CLIENTS_PER_GPU, if_it_still_works, mps_if_possible
-from drq.launch.process import MISTAKE, STOPPED, UNFIT, error_of, start_worker
+from drq.launch.process import GPU_ORDER, MISTAKE, STOPPED, UNFIT, error_of, start_worker
 from drq.launch.suite_folder import SuiteFolder
 from drq.machine import free_memory
 from drq.suites import Run
@@ -51,15 +51,15 @@ class Job:
     run: Run
     config: TrainConfig
 
-    def to_json(self, *, check: bool = False) -> str:
-        return job_to_json(self.config, self.run.label, check=check)
+    def to_json(self, *, check: bool = False, keep_replay: bool = True) -> str:
+        return job_to_json(self.config, self.run.label, check=check, keep_replay=keep_replay)
 
 
-def job_to_json(config: TrainConfig, label: str | None, *, check: bool = False) -> str:
+def job_to_json(config: TrainConfig, label: str | None, *, check: bool = False, keep_replay: bool = True) -> str:
     """What a worker is told. The label is the run's name in comparisons. `check`: it shall see to it first that what
-    is installed on its machine is what is installed here."""
+    is installed on its machine is what is installed here. `keep_replay`: else it drops the replay at the end."""
     here = {"installed": installed(config.task)} if check else {}
-    return json.dumps({"label": label, "config": config_to_json(config), **here})
+    return json.dumps({"label": label, "config": config_to_json(config), "keep_replay": keep_replay, **here})
 
 
 @cache
@@ -130,7 +130,7 @@ def this_machines_gpus() -> list[FreeGPU]:
     if not count:
         return []
     look = "import torch; print([torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())])"
-    looked = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)
+    looked = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, env=os.environ | GPU_ORDER)
     if looked.returncode:
         return []  # what is there does not work: training says why, or uses the CPU
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -158,7 +158,8 @@ def plan_slots(
         cores_each = max(family_of(task).cores_per_gpu_run for task in tasks)
         wanted = min(len(places), cores // cores_each) if jobs == "auto" else jobs
         wanted = max(wanted, 1)
-        chosen = [{"CUDA_VISIBLE_DEVICES": places[number % len(places)].name} for number in range(wanted)]
+        names = [places[number % len(places)].name for number in range(wanted)]
+        chosen = [{"CUDA_VISIBLE_DEVICES": name, **GPU_ORDER} for name in names]
     else:
         in_memory = cores if memory is None else memory // BYTES_PER_RUN
         wanted = max(min(cores // CORES_PER_CPU_RUN, in_memory), 1) if jobs == "auto" else jobs
@@ -185,10 +186,10 @@ def share_gpus(slots: Sequence[Mapping[str, str]]) -> bool:
     return 1 < max(runs.values(), default=0) <= CLIENTS_PER_GPU // PROCESSES_PER_GPU_RUN
 
 
-def computed_with(run_path: Path) -> dict[str, Any]:
+def computed_with(run_path: Path, *, checkpoint_elsewhere: bool = False) -> dict[str, Any]:
     """Device, precision and threads of a run that has a checkpoint; nothing of one that has none, or does not say."""
     folder = RunFolder(run_path)
-    if not (folder.checkpoint / "latest.json").exists():
+    if not checkpoint_elsewhere and not (folder.checkpoint / "latest.json").exists():
         return {}
     try:
         found = folder.description.get("computed_with")

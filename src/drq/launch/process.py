@@ -19,6 +19,8 @@ UNFIT = 3
 """Exit code of a run that another machine may make, but not this one."""
 STOPPED = 130
 """Exit code of a run that was asked to stop."""
+GPU_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""Has CUDA number GPUs as nvidia-smi, Ray and EGL do, and not the fastest first: each run draws where it computes."""
 ERROR_LINES = 40
 """How much of what a failed run printed is kept in its error.txt."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import os
 import sysconfig
 import time
@@ -22,7 +23,7 @@ from drq.errors import UserError, install_command
 from drq.launch import node, process, transfer
 from drq.launch.pools import CORES_PER_CPU_RUN, Ended, Job, Jobs, computed_with, how_it_ended, most_per_gpu
 from drq.launch.suite_folder import SuiteFolder
-from drq.launch.transfer import Outbox, Piece, Store, batches, receive
+from drq.launch.transfer import Outbox, Piece, Store, batches, below, receive
 from drq.suites import Run
 
 LOOK_SECONDS = 2.0
@@ -75,6 +76,7 @@ def connect(address: str | None) -> Any:
             f"--launcher ray needs its package: {install_command('ray')}, or leave --launcher out."
         ) from None
     if not ray.is_initialized():
+        logging.getLogger("ray").setLevel(logging.ERROR)  # its greetings are not what this command has to say
         try:
             ray.init(address=address or "local", include_dashboard=False if address is None else None,
                      log_to_driver=False, configure_logging=False)  # fmt: skip
@@ -118,6 +120,7 @@ class RayPool:
     address: str | None = None
     imports: Sequence[str] = ()
     store: Store | None = None
+    keep_replay: bool = True
     notices: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -166,7 +169,7 @@ class RayPool:
         return list(self._hosted)
 
     def start(self, job: Job) -> None:
-        begun_with = computed_with(self.folder.run_path(job.run))
+        begun_with = self._begun_with(job.run)
         options = self._needs(job.config, begun_with)
         if self._refused:
             options["label_selector"] = {"ray.io/node-id": f"!in({','.join(self._refused)})"}
@@ -179,8 +182,11 @@ class RayPool:
         if self.store is not None:
             self.store.take(job.run.folder.as_posix(), owner)
         else:
-            sending = batches(_below(job.run.folder.as_posix(), Outbox(self.folder.run_path(job.run)).pieces()))
+            sending = batches(below(job.run.folder.as_posix(), Outbox(self.folder.run_path(job.run)).pieces()))
         self._hosted[job.run] = _Hosted(job, actor, actor.where.remote(), sending, owner)
+
+    def _begun_with(self, run: Run) -> dict[str, Any]:
+        return computed_with(self.folder.run_path(run), checkpoint_elsewhere=self.store is not None)
 
     def ended(self) -> list[Ended]:
         if not self._hosted:
@@ -226,7 +232,7 @@ class RayPool:
 
     def _begin(self, hosted: _Hosted) -> Any:
         run, config = hosted.job.run, hosted.job.config
-        begun_with = computed_with(self.folder.run_path(run))
+        begun_with = self._begun_with(run)
         needs = self._needs(config, begun_with)
         on_gpu = "num_gpus" in needs
         threads = begun_with.get("threads") or (1 if on_gpu else needs["num_cpus"])
@@ -235,7 +241,7 @@ class RayPool:
         if on_gpu and needs["num_gpus"] < 1 and hosted.node is not None:
             shared = self._keeper(hosted.node).variables.remote()
         log = self.folder.log(run).relative_to(self.folder.path).as_posix()
-        job = hosted.job.to_json(check=True)
+        job = hosted.job.to_json(check=True, keep_replay=self.keep_replay)
         begun = hosted.actor.begin.remote(
             job, run.folder.as_posix(), log, variables, shared, self._modules, self.store, hosted.owner
         )
@@ -290,11 +296,6 @@ class RayPool:
     def kill(self) -> None:
         for hosted in self._hosted.values():
             self._ray.kill(hosted.actor)
-
-
-def _below(folder: str, pieces: Iterator[Piece]) -> Iterator[Piece]:
-    for kind, path, offset, data, last in pieces:
-        yield kind, f"{folder}/{path}", offset, data, last
 
 
 def _has_room(each: Mapping[str, Any], options: Mapping[str, Any]) -> bool:

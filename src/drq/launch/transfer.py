@@ -50,7 +50,7 @@ class Outbox:
                     return  # a checkpoint after the next has replaced it: the next look sees that one
         for path, (text, _) in lists:
             yield from self._text(path, text)
-        for path in [each for each in self._sent if _in_checkpoint(each) and each.endswith(".safetensors")]:
+        for path in [each for each in self._sent if in_checkpoint(each) and each.endswith(".safetensors")]:
             if path not in named:
                 yield REMOVE, path, 0, b"", True
                 del self._sent[path]
@@ -65,13 +65,16 @@ class Outbox:
         finished = [path for path in self._walk() if posixpath.basename(path) == "finished.json"]
         lists = []
         for path in self._walk():
-            if _in_checkpoint(path) and posixpath.basename(path) in ("previous.json", "latest.json"):
+            if in_checkpoint(path) and posixpath.basename(path) in ("previous.json", "latest.json"):
                 text = (self.root / path).read_bytes()
                 beside = posixpath.dirname(path)
-                lists.append((path, (text, [posixpath.join(beside, name) for name in _named(text)])))
+                names = [posixpath.join(beside, name) for name in _named(text)]
+                if b'"dropped": true' in text:  # the replay of a finished run, which is still named
+                    names = [each for each in names if (self.root / each).exists()]
+                lists.append((path, (text, names)))
         lists.sort(key=lambda each: each[0], reverse=True)  # previous.json, then latest.json
         apart = {*finished, *(path for path, _ in lists)}
-        files = [path for path in self._walk() if path not in apart and not _in_checkpoint(path)]
+        files = [path for path in self._walk() if path not in apart and not in_checkpoint(path)]
         return lists, sorted(files, key=lambda path: (posixpath.basename(path) != "config.json", path)), finished
 
     def _walk(self) -> Iterator[str]:
@@ -113,7 +116,7 @@ def _stamp(found: os.stat_result) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def _in_checkpoint(path: str) -> bool:
+def in_checkpoint(path: str) -> bool:
     return posixpath.basename(posixpath.dirname(path)) == "checkpoint"
 
 
@@ -164,6 +167,12 @@ def inside(path: str) -> str:
     if not parts or path.startswith("/") or ".." in parts:
         raise ValueError(f"{path!r} leads out of its folder")
     return path
+
+
+def below(folder: str, pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Pieces of a folder as pieces of one that holds it."""
+    for kind, path, offset, data, last in pieces:
+        yield kind, f"{folder}/{path}", offset, data, last
 
 
 def batches(pieces: Iterator[Piece], most: int = 4 * PIECE_BYTES) -> Iterator[list[Piece]]:
@@ -239,7 +248,7 @@ class Store:
         stripped = self._root.rstrip("/") + "/"
         paths = [each[len(stripped) :] for each in found if each.startswith(stripped)]
         for path in sorted(paths, key=lambda path: (posixpath.basename(path) == "latest.json", path)):
-            if (_in_checkpoint(path) or path.startswith(".")) and not checkpoints:
+            if (in_checkpoint(path) or path.startswith(".")) and not checkpoints:
                 continue
             if posixpath.basename(path).startswith(".") or path.endswith(".unfinished"):
                 continue
@@ -250,7 +259,8 @@ class Store:
             os.replace(unfinished, target)
 
     def take(self, run: str, owner: str) -> None:
-        """Makes a run the owner's; whoever had it before finds that out before it writes again."""
+        """Makes a run the owner's, for a new attempt; whoever had it before finds that out before it writes again."""
+        self.write([(REMOVE, posixpath.join(run, "error.txt"), 0, b"", True)])
         self.write_text(posixpath.join(run, ".owner"), owner)
 
     def owner(self, run: str) -> str | None:

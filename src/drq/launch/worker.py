@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,16 @@ def main() -> int:
     try:
         job = json.loads(sys.stdin.readline())
         threading.Thread(target=_stop_at_end_of_input, args=(alone,), daemon=True).start()
-        from drq.training.folder import config_from_json
+        from drq.training.checkpoint import drop_replay
+        from drq.training.folder import RunFolder, config_from_json
         from drq.training.loop import train
 
         config = config_from_json(job["config"])
         _check_machine(job.get("installed"), Path(config.dir or ""), config)
-        train(config, label=job["label"])
+        result = train(config, label=job["label"])
+        if not job.get("keep_replay", True):
+            with suppress(OSError, UserError):  # `drq suite prune` can do it later
+                drop_replay(RunFolder(result.dir).checkpoint)
     except Unfit as error:
         print(error, file=sys.stderr)
         return UNFIT
