@@ -82,8 +82,8 @@ class Family:
     evaluates_on_gpu: bool = False
     """Whether evaluations beside training on a GPU act there too. The others act on the CPU and leave the GPU alone."""
     runs_per_gpu: int = 2
-    """Runs that a large GPU carries side by side. On an H200 under MPS one control run makes 280 updates/s, as it waits
-    for its drawing; two learners do 417 together, four 440."""
+    """Runs that a large GPU carries side by side. On an H200 one control run makes 345 updates/s, four under
+    MPS 414 together."""
     cores_per_gpu_run: int = 3
     """Cores that such a run keeps busy: its loop, its evaluation, and OpenGL."""
     benchmark: str = "other"
