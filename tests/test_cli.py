@@ -49,7 +49,7 @@ def fails(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         (("train", "toy/reach", "--engine.precision", "tf32"), "tf32 is a GPU's arithmetic"),
         (("train", "toy/reach", "--engine.cuda-graphs", "on"), "CUDA graphs need a GPU"),
         (("train", "toy/reach", "--engine.kernels", "on"), "The kernels need a GPU"),
-        (("train", "toy/reach", "--wandb"), "pip install -e '.[wandb]'"),
+        (("train", "toy/reach", "--wandb"), "[wandb]'"),
         (("eval", "no/such/run"), "is no run folder"),
         (("eval", "no/such/run", "--episodes", "0"), "--episodes must be 1 or more"),
         (("tasks", "foo"), "There is no family of tasks 'foo'"),

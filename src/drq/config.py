@@ -301,7 +301,7 @@ class TrainConfig:
     log_every: int = 1_000
     """Env steps (Atari: agent steps) between rows of train.csv."""
     wandb: bool = False
-    """Log to Weights & Biases as well (`pip install -e '.[wandb]'`)."""
+    """Log to Weights & Biases as well. It is an extra, `wandb`."""
     wandb_project: str = "drq"
     """Project of Weights & Biases that the run is in."""
     wandb_entity: str | None = None

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from drq.errors import install_command
 from drq.machine import GPU, OPTIONAL, REQUIRED, BrokenGPU, Machine, Renderer, Requirement, probe
 
 Status = Literal["ok", "warning", "failure"]
@@ -131,7 +132,7 @@ def _check_optional(name: str, machine: Machine) -> Check:
         "ray": ("ray", "the Ray launcher needs it"),
         "wandb": ("wandb", "`--wandb` needs it"),
     }[name]
-    absent = f"not installed; {purpose}: `pip install -e '.[{extra}]'`."
+    absent = f"not installed; {purpose}: `{install_command(extra)}`."
     return Check(name, "ok", machine.versions.get(name, absent))
 
 

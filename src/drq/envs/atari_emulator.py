@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from drq.envs.area import AreaAverage
 from drq.envs.protocol import Frame
-from drq.errors import UserError
+from drq.errors import UserError, install_command
 
 Screen = NDArray[np.uint8]
 
@@ -32,7 +32,7 @@ def ale_py() -> Any:
         import ale_py
         import ale_py.roms
     except ImportError as error:
-        raise UserError("Atari games need ale-py: pip install -e '.[atari]' in the folder of drq.") from error
+        raise UserError(f"Atari games need ale-py: {install_command('atari')}.") from error
     return ale_py
 
 

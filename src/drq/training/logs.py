@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from drq.errors import UserError
+from drq.errors import UserError, install_command
 from drq.training.folder import RunFolder, unwritable
 
 
@@ -144,7 +144,7 @@ def _tensorboard(folder: RunFolder, purge_from: int | None) -> Any:
 def require_wandb() -> None:
     """Refuses --wandb where its package is missing, before anything is written."""
     if importlib.util.find_spec("wandb") is None:
-        raise UserError("--wandb needs its package: pip install -e '.[wandb]', or leave --wandb out.")
+        raise UserError(f"--wandb needs its package: {install_command('wandb')}, or leave --wandb out.")
 
 
 def _wandb(folder: RunFolder, config: dict[str, Any]) -> Any:
