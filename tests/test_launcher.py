@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +24,9 @@ from drq.errors import UserError
 from drq.launch import mps, pools
 from drq.launch.launcher import SuiteRunArguments, longest_first, run_suite
 from drq.launch.pools import FreeGPU, Job, LocalPool, plan_slots, share_gpus
+from drq.launch.probe import Cost, cost_of, costs_as
 from drq.launch.process import STOPPED, error_of, start_worker
-from drq.launch.status import RunStatus, read_status, seconds_left, suite_status
+from drq.launch.status import RunStatus, read_status, seconds_left, seconds_needed, suite_status, what_is_counted
 from drq.launch.suite_folder import SuiteFolder
 from drq.presets import action_repeat_for, preset
 from drq.report.results import read_results
@@ -170,7 +172,8 @@ def test_a_dry_run_prints_the_runs_and_touches_nothing(tmp_path: Path, capsys: p
         for seed in (1, 2, 3):
             assert f"{out / task / 'drq' / f'seed-{seed}'}  " in said
     assert "6 runs: 6 waiting. 600,000 env steps to go." in said
-    assert re.search(r"4 at a time\. Expected time: about .*, from a few updates of the first run, [\d.]+ ms", said)
+    assert re.search(r"^DrQ: 6 x about .*: [\d.]+ ms an agent step, .* an evaluation\.$", said, flags=re.M)
+    assert re.search(r"4 at a time\. Expected time: about .*, evaluations included, from a few updates", said)
     assert not out.exists()
 
 
@@ -430,6 +433,29 @@ def test_the_expected_time() -> None:
     assert seconds_left(statuses, 1) == (pytest.approx(50 + 100 + 150), 2)
     assert seconds_left(statuses, 2) == (pytest.approx(150), 2)
     assert seconds_left(statuses, 100) == (pytest.approx(150), 2)  # no sooner than the longest
+
+
+def test_the_expected_time_counts_the_last_evaluation_once_one_is_known() -> None:
+    done = RunStatus(Run("dmc/walker-walk", "a", 1, 1000), "finished", 1000, 5.0, seconds=200.0)
+    evaluating = RunStatus(Run("dmc/walker-walk", "a", 2, 1000), "running", 1000, 10.0, seconds=120.0)
+    half = RunStatus(Run("dmc/walker-walk", "a", 3, 1000), "running", 500, 10.0, seconds=50.0)
+    waiting = RunStatus(Run("dmc/walker-walk", "a", 4, 1000), "waiting")
+    assert seconds_needed([done, evaluating, half, waiting]) == [0.0, 80.0, 150.0, 200.0]
+    assert what_is_counted([done, half]) == "evaluations included"
+    assert what_is_counted([evaluating, half]) == "the last evaluations not counted"
+
+
+def test_a_runs_cost_counts_its_evaluations() -> None:
+    config = preset("toy", "toy/reach")  # 3,500 steps, 14 evaluations
+    assert Cost(0.1, 20.0, beside=False, assumed="").of_run(config) == pytest.approx(350 + 14 * 20)
+    assert Cost(0.1, 20.0, beside=True, assumed="").of_run(config) == pytest.approx(350 + 20)
+    assert Cost(0.1, 30.0, beside=True, assumed="").of_run(config) == pytest.approx(13 * 30 + 30)
+    measured = cost_of(replace(config, device="cpu"))
+    assert measured.agent_step > 0
+    assert measured.evaluation > 0
+    faster = replace(config, seed=7, agent=replace(config.agent, learning_rate=0.5))
+    assert costs_as(faster) == costs_as(config)
+    assert costs_as(replace(config, agent=replace(config.agent, batch_size=9))) != costs_as(config)
 
 
 def test_progress_is_read_while_files_are_being_written(tmp_path: Path) -> None:

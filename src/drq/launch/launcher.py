@@ -22,13 +22,21 @@ from drq.envs import family_of
 from drq.errors import UserError
 from drq.launch.claims import State as ClaimState
 from drq.launch.pools import Ended, Job, Jobs, LocalPool, Pool, plan_here
-from drq.launch.probe import seconds_per_agent_step
+from drq.launch.probe import Cost, cost_of, costs_as
 from drq.launch.process import STOPPED
-from drq.launch.status import RunStatus, counts, read_status, seconds_left, table, unit, wide_console
+from drq.launch.status import (
+    RunStatus,
+    counts,
+    read_status,
+    seconds_left,
+    table,
+    unit,
+    what_is_counted,
+    wide_console,
+)
 from drq.launch.stores import StoredPool, shown_at, store_at, stored
 from drq.launch.suite_folder import SuiteFolder
 from drq.launch.transfer import Store
-from drq.presets import action_repeat_for
 from drq.suites import SUITES, Run, Suite, find_suite, slug
 from drq.training.checkpoint import drop_replay
 from drq.training.folder import RunFolder, write_atomically
@@ -158,22 +166,39 @@ def _print_plan(suite: Suite, folder: SuiteFolder, jobs: Sequence[Job], args: Su
     at_a_time = len(plan_here(args.jobs, left))
     expected = seconds_left(statuses, at_a_time)
     if expected is None:
-        per_agent_step = seconds_per_agent_step(left[0])
-        agent_steps = sum(
-            job.steps // (action_repeat_for(job) if family_of(job.task).budget_counts == "env_step" else 1)
-            for job in left
-        )
+        total = _print_costs([job for job, status in zip(jobs, statuses, strict=True) if status.state != "finished"])
         print(
-            f"{at_a_time} at a time. Expected time: about {duration(agent_steps * per_agent_step / at_a_time)}, from a "
-            f"few updates of the first run, {per_agent_step * 1e3:.1f} ms each, timed now; evaluations not counted."
+            f"{at_a_time} at a time. Expected time: about {duration(total / at_a_time)}, evaluations included, from a "
+            "few updates and the beginning of an evaluation of each setting's first run, timed now."
         )
     else:
         seconds, measured = expected
         print(
             f"{at_a_time} at a time. Expected time: about {duration(seconds)}, "
-            f"from the speed of {measured} {'run' if measured == 1 else 'runs'} in {folder.path}."
+            f"from the speed of {measured} {'run' if measured == 1 else 'runs'} in {folder.path}, "
+            f"{what_is_counted(statuses)}."
         )
     return 0
+
+
+def _print_costs(jobs: Sequence[Job]) -> float:
+    """Says what a run of each setting takes, and returns the seconds of all runs, one after the other."""
+    settings: dict[str, list[TrainConfig]] = {}
+    for job in jobs:
+        settings.setdefault(job.run.label, []).append(job.config)
+    costs: dict[TrainConfig, Cost] = {}
+    total = 0.0
+    for label, configs in settings.items():
+        alike = costs_as(configs[0])
+        cost = costs[alike] = costs.get(alike) or cost_of(configs[0])
+        times = [cost.of_run(config) for config in configs]
+        total += sum(times)
+        print(
+            f"{label}: {len(times)} x about {duration(sum(times) / len(times))}: {cost.agent_step * 1e3:.1f} ms an "
+            f"agent step, {duration(cost.evaluation)} an evaluation{cost.assumed}.",
+            flush=True,
+        )
+    return total
 
 
 class Launch:
@@ -358,7 +383,7 @@ class Launch:
     def _summary(self) -> str:
         statuses = list(self.statuses.values())
         expected = seconds_left(statuses, self.pool.size)
-        left = f" About {duration(expected[0])} left." if expected else ""
+        left = f" About {duration(expected[0])} left, {what_is_counted(statuses)}." if expected else ""
         return f"{self.suite.name}: {counts(statuses)}.{left}"
 
     def _sum_up(self) -> int:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from drq.agents import make_agent, make_replay
 from drq.config import TrainConfig
 from drq.engine import EngineSettings, FastBackend, Learner, choose_device
-from drq.training.components import make_env
+from drq.envs import family_of
+from drq.training.components import make_acting_agent, make_env
+from drq.training.evaluate import EvaluationStopped
+from drq.training.evaluation_service import make_evaluator, settings_beside_training
+from drq.training.schedule import Schedule
 from drq.training.seeds import random_action
 
 ENV_STEPS = 40
@@ -21,8 +27,82 @@ CPU_BATCH = 32
 """A CPU's time grows with the batch, and a paper update would keep it busy for long: there a small one is scaled up."""
 
 
-def seconds_per_agent_step(config: TrainConfig) -> float:
-    """The slower of an environment step and the updates beside it, on real components. Evaluations are not counted."""
+WARM_STEPS, TIMED_STEPS = 3, 40
+EVALUATION_SECONDS = 2.0
+"""Of an evaluation so many steps are timed after the first ones, or those of this time."""
+GAME_AGENT_STEPS = 1_250
+"""How long a game is taken to be whose end is up to the player: of the paper's 125,000 agent steps a hundredth."""
+COST_NOTHING = ("learning_rate", "init_temperature", "discount", "tau", "pad", "intensity_scale", "freeze_encoder")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run is made of, in seconds."""
+
+    agent_step: float
+    """The slower of an environment step and the updates beside it."""
+    evaluation: float
+    beside: bool
+    """Whether evaluations are played beside training, which waits for the last one alone."""
+    assumed: str
+    """What was taken for granted, in words."""
+
+    def of_run(self, config: TrainConfig) -> float:
+        """A whole run, evaluations included."""
+        schedule = Schedule(config)
+        training, before_last = schedule.agent_steps * self.agent_step, schedule.evaluations_after(0) - 1
+        if self.beside:
+            return max(training, before_last * self.evaluation) + self.evaluation
+        return training + (before_last + 1) * self.evaluation
+
+
+def costs_as(config: TrainConfig) -> TrainConfig:
+    """The same for runs that differ in nothing that takes time."""
+    same: dict[str, Any] = {name: 0 for name in COST_NOTHING if hasattr(config.agent, name)}
+    return dataclasses.replace(config, agent=dataclasses.replace(config.agent, **same), seed=1, dir=None)
+
+
+def cost_of(config: TrainConfig) -> Cost:
+    """Timed on real components: some steps, some updates, and the beginning of an evaluation."""
+    device = choose_device(config.device)
+    env = make_env(config)
+    env.close()
+    engine, _ = settings_beside_training(config, device)
+    evaluator = make_evaluator(config, make_acting_agent(config, env.spec, engine), engine)
+    wanted = config.eval
+    began, steps = time.perf_counter(), 0
+
+    def stopping() -> bool:
+        nonlocal began, steps
+        steps += 1
+        if steps == WARM_STEPS:
+            began = time.perf_counter()
+        return steps > WARM_STEPS and (
+            steps == WARM_STEPS + TIMED_STEPS or time.perf_counter() > began + EVALUATION_SECONDS
+        )
+
+    evaluator.stopping = stopping
+    assumed = ""
+    try:
+        evaluator.evaluate(0, episodes=wanted.episodes, min_agent_steps=wanted.min_agent_steps)
+        evaluation = time.perf_counter() - began
+    except EvaluationStopped:
+        per_step = (time.perf_counter() - began) / (steps - WARM_STEPS)
+        length, at_once = env.spec.max_episode_agent_steps, family_of(config.task).episodes_at_once
+        if family_of(config.task).scores or length is None:
+            length = GAME_AGENT_STEPS
+            if not wanted.min_agent_steps:
+                assumed = f" if episodes have {length:,} agent steps"
+        at_once = at_once if wanted.min_agent_steps else min(at_once, wanted.episodes)
+        evaluation = (wanted.min_agent_steps or wanted.episodes * length) / at_once * per_step
+    finally:
+        evaluator.close()
+    resolved = EngineSettings.resolve(config.engine, device, config.agent, updates=0)
+    return Cost(_seconds_per_agent_step(config), evaluation, resolved.eval_process, assumed)
+
+
+def _seconds_per_agent_step(config: TrainConfig) -> float:
+    """The slower of an environment step and the updates beside it."""
     device = choose_device(config.device)
     scale = max(config.agent.batch_size / CPU_BATCH, 1.0) if device.type == "cpu" else 1.0
     agent_config = dataclasses.replace(config.agent, batch_size=int(config.agent.batch_size / scale))

@@ -92,26 +92,44 @@ def folder_status(on_disk: RunFolder, run: Run, by: Holder | None) -> RunStatus:
     return RunStatus(run, state, int(newest[0]), rate, last_return, newest[1] or None, reason, by)
 
 
-def seconds_left(statuses: Sequence[RunStatus], jobs: int) -> tuple[float, int] | None:
-    """Expected seconds with `jobs` runs at a time, and the number of runs whose measured speed that rests on.
+def seconds_needed(statuses: Sequence[RunStatus]) -> list[float]:
+    """Expected seconds of each run, none for those that are finished; an empty list where no speed is known.
 
-    A run without a speed of its own takes that of others with its setting, else that of all.
+    A run without a speed of its own takes that of others with its setting, else that of all. Where one of its setting
+    is finished, it is expected to take as long in all: the last evaluation comes after the last step.
     """
     measured = [status for status in statuses if status.rate]
-    if not measured:
-        return None
     by_setting: dict[str, list[float]] = defaultdict(list)
+    whole: dict[str, list[float]] = defaultdict(list)
     for status in measured:
         by_setting[status.run.label].append(1 / (status.rate or 1.0))
+        if status.state == "finished":
+            whole[status.run.label].append(1 / (status.rate or 1.0))
+    if not measured:
+        return []
     overall = fmean(seconds for group in by_setting.values() for seconds in group)
 
     def needed(status: RunStatus) -> float:
-        others = by_setting.get(status.run.label)
+        others, finished = by_setting.get(status.run.label), whole.get(status.run.label)
         per_step = 1 / status.rate if status.rate else fmean(others) if others else overall
-        return status.left * per_step
+        in_all = status.run.steps * fmean(finished) if finished else 0.0
+        return 0.0 if status.state == "finished" else max(status.left * per_step, in_all - (status.seconds or 0.0))
 
-    times = [needed(status) for status in statuses]
-    return max(sum(times) / max(jobs, 1), max(times, default=0.0)), len(measured)
+    return [needed(status) for status in statuses]
+
+
+def seconds_left(statuses: Sequence[RunStatus], jobs: int) -> tuple[float, int] | None:
+    """Expected seconds with `jobs` runs at a time, and the number of runs whose measured speed that rests on."""
+    measured = sum(1 for status in statuses if status.rate)
+    times = seconds_needed(statuses)
+    return (max(sum(times) / max(jobs, 1), *times), measured) if times else None
+
+
+def what_is_counted(statuses: Sequence[RunStatus]) -> str:
+    """Whether expected seconds count the evaluation at the end of a run: a finished one shows how long it takes."""
+    finished = {status.run.label for status in statuses if status.state == "finished"}
+    known = all(status.run.label in finished for status in statuses if status.state != "finished")
+    return "evaluations included" if known else "the last evaluations not counted"
 
 
 def counts(statuses: Iterable[RunStatus]) -> str:
@@ -130,11 +148,13 @@ def table(statuses: Sequence[RunStatus], *, title: str, rows: int, live: bool = 
     view = Table(title=Text(title), title_justify="left", header_style="bold")
     for heading in ("task", "setting"):
         view.add_column(heading, overflow="fold")
-    for heading in ("seed", unit(status.run.task for status in statuses), "", "steps/s", "last return"):
+    for heading in ("seed", unit(status.run.task for status in statuses), "", "steps/s", "left", "last return"):
         view.add_column(heading, justify="right", no_wrap=True)
     # A live table has a line for each run; elsewhere a reason has the lines it takes.
     view.add_column("state", no_wrap=live, overflow="ellipsis" if live else "fold")
+    needed = {status.run: left for status, left in zip(statuses, seconds_needed(statuses), strict=False)}
     for status in shown:
+        left = needed.get(status.run) if status.state == "running" else None
         state = f"failed: {status.error}" if status.state == "failed" else str(status.state)
         if status.by and not live:
             state = f"running: {status.by}"
@@ -145,6 +165,7 @@ def table(statuses: Sequence[RunStatus], *, title: str, rows: int, live: bool = 
             f"{status.done:,} / {status.run.steps:,}",
             f"{100 * status.done / status.run.steps:.0f}%",
             "" if status.rate is None else f"{status.rate:,.0f}",
+            "" if left is None else duration(left),
             "" if status.last_return is None else f"{status.last_return:,.1f}",
             Text(state, style=STYLES[status.state]),
         )
@@ -171,5 +192,6 @@ def suite_status(folder: Path) -> int:
     console.print(f"{len(statuses)} runs: {counts(statuses)}.", highlight=False)
     expected = seconds_left(statuses, len(under_way))
     if under_way and expected:
-        console.print(f"About {duration(expected[0])} left, {len(under_way)} at a time.", highlight=False)
+        counted = f"{len(under_way)} at a time, {what_is_counted(statuses)}"
+        console.print(f"About {duration(expected[0])} left, {counted}.", highlight=False)
     return 1 if any(status.state == "failed" for status in statuses) else 0
