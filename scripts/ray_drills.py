@@ -139,7 +139,7 @@ def nodes(drill: Drill) -> str:
         [sys.executable, "-m", "drq", "report", str(out), "--format", "csv", "--out", str(report)],
         check=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
-    again, size = said.count("Lost:"), report.stat().st_size
+    again, size = said.count("Again:"), report.stat().st_size
     return f"exit code {code}, {again} begun again, {lost(drill, suite, out)} of 6 lost, a report of {size} bytes"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from drq.launch.launcher import SuiteRunArguments, run_suite
+from drq.launch.launcher import Launch, SuiteRunArguments, run_suite
 from drq.report import report
 from drq.suites import find_suite
 from runs import assert_same_run
@@ -83,7 +83,7 @@ class Command(threading.Thread):
 
 
 def test_a_node_dies_another_joins_and_one_does_not_fit(
-    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     suite = write_suite(tmp_path, "checkpoint_every = 30\n", GOOD, seeds=2, steps=200)
     out, alone = tmp_path / "out", tmp_path / "alone"
@@ -94,15 +94,17 @@ def test_a_node_dies_another_joins_and_one_does_not_fit(
     doomed = nodes.add("doomed")
     nodes.add("older", PYTHONPATH=os.pathsep.join([str(other.parent), os.environ.get("PYTHONPATH", "")]))
 
+    said: list[str] = []
+    monkeypatch.setattr(Launch, "_say", lambda self, text: said.append(text))
     command = Command(SuiteRunArguments(suite, dir=out, launcher="ray", address="auto"))
     command.until(lambda: any((run / "checkpoint" / "latest.json").exists() for run in runs))
+    command.until(lambda: any("No run goes to the node" in line for line in said))
     nodes.cluster.remove_node(doomed, allow_graceful=False)
     nodes.add("later")
     assert command.end() == 0
-    said = capsys.readouterr().out
-    assert "has drq 9.9 instead of" in said  # and the node is named
-    assert "No run goes to the node" in said
-    assert "its node is gone. It starts again from its last checkpoint." in said
+    text = "\n".join(said)
+    assert "has drq 9.9 instead of" in text
+    assert "its node is gone. It starts elsewhere from its last checkpoint." in text
     assert not nodes.leftovers("later")
     assert not nodes.leftovers("older")
 
@@ -121,7 +123,7 @@ def test_a_node_dies_another_joins_and_one_does_not_fit(
 
     # The local launcher finds nothing left to do, and alone it comes to the same bits.
     assert run_suite(SuiteRunArguments(suite, dir=out, jobs=1)) == 0
-    assert "Nothing to do" in capsys.readouterr().out
+    assert "Nothing to do" in said[-1]
     assert run_suite(SuiteRunArguments(suite, dir=alone, jobs=1)) == 0
     for run in runs:
         assert_same_run(run, alone / run.relative_to(out))

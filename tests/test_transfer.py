@@ -164,7 +164,7 @@ def test_what_is_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert [started.count(seed) for seed in (1, 2, 3, 4)] == [ATTEMPTS, 1, len(lost) + 4, 1]
     said = capsys.readouterr().out
     assert f"Failed, attempt 2 of {ATTEMPTS}: toy/reach, K=1 M=1, seed 1: why 1 failed" in said
-    assert "Lost: toy/reach, K=1 M=1, seed 3: why 3 lost. It starts again from its last checkpoint." in said
+    assert "Again: toy/reach, K=1 M=1, seed 3: why 3 lost. It starts elsewhere from its last checkpoint." in said
     assert "2 finished, 2 failed" in said
     log = tmp_path / "out" / "logs" / "toy-reach_k1-m1_seed-1.log"
     assert f"error.txt, {log})" in said

@@ -348,7 +348,7 @@ class Launch:
         lines = ended.error.strip().splitlines() or ["it ended before its last step"]
         if ended.why in ("lost", "unfit"):
             self.left.insert(0, self.jobs[run])
-            self._say(f"Lost: {run}: {lines[-1]}. It starts again from its last checkpoint.")
+            self._say(f"Again: {run}: {lines[-1].rstrip('.')}. It starts elsewhere from its last checkpoint.")
         else:
             self.left.append(self.jobs[run])
             attempt = f"attempt {self.failures[run]} of {ATTEMPTS}"

@@ -262,8 +262,9 @@ class RayPool:
             last = said.strip().splitlines()[-1]
             self._refused[hosted.node] = last
             self.notices.append(f"No run goes to the node {hosted.name}: {last}")
-            if not self._alive():
-                ended = Ended(ended.run, f"No node of the cluster is left: {last}\n", "mistake")
+            needs = self._needs(hosted.job.config, self._begun_with(ended.run))
+            if not any(_has_room(each, needs) for each in self._alive()):
+                ended = Ended(ended.run, f"No other node of the cluster has room for it. {last}\n", "mistake")
         return self._over(hosted, ended)
 
     def _died(self, hosted: _Hosted, error: Exception) -> Ended:

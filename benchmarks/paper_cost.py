@@ -1,0 +1,64 @@
+"""What the paper's experiments cost in GPU hours, from measured whole runs on one H200, and how long on many GPUs.
+
+    python benchmarks/paper_cost.py
+
+A control run is START and then so much an agent step as two whole runs took (docs/speed.md): Cheetah Run, 25,000 agent
+steps in 107 s, and Walker Walk, 50,000 in 203 s, evaluations, videos and checkpoints included, alone on the GPU. Both
+have the paper's batch of 512, so that suites with a batch of 128, and those from state, are counted too high; encoders
+other than the paper's were not measured. Where a step has several updates, these decide. An Atari run is the share of
+one that was made with 21 others.
+"""
+
+from __future__ import annotations
+
+import heapq
+from pathlib import Path
+
+from drq.envs import family_of
+from drq.suites import SUITES, Suite
+from drq.training.schedule import Schedule
+
+CHEETAH, WALKER = (25_000, 107.0), (50_000, 203.0)
+SECONDS_PER_AGENT_STEP = (WALKER[1] - CHEETAH[1]) / (WALKER[0] - CHEETAH[0])
+START = CHEETAH[1] - CHEETAH[0] * SECONDS_PER_AGENT_STEP
+SECONDS_PER_UPDATE = {128: 1.29e-3, 256: 1.75e-3, 512: 2.68e-3}
+"""By batch: `drq speed --full --only growth`."""
+ATARI = 1_141 / 38
+"""`drq suite run benchmarks/atari26-eps.toml --jobs 22`: 38 runs in 1,141 s."""
+GPUS = (1, 8, 64)
+
+
+def seconds(suite: Suite) -> list[float]:
+    """What each run of a suite keeps a GPU busy for."""
+    costs = []
+    for run in suite.runs():
+        config = suite.config(run, Path())
+        if family_of(run.task).budget_counts == "agent_step":
+            costs.append(ATARI)
+            continue
+        updates = config.agent.updates_per_step * SECONDS_PER_UPDATE.get(config.agent.batch_size, 0.0)
+        costs.append(START + Schedule(config).agent_steps * max(SECONDS_PER_AGENT_STEP, updates))
+    return costs
+
+
+def hours(costs: list[float], gpus: int) -> float:
+    """Until the last run ends, the longest begun first, one at a time on each GPU."""
+    free = [0.0] * gpus
+    for cost in sorted(costs, reverse=True):
+        heapq.heapreplace(free, free[0] + cost)
+    return max(free) / 3600
+
+
+def main() -> None:
+    step = f"{1e3 * SECONDS_PER_AGENT_STEP:.2f} ms an agent step"
+    print(f"A control run: {START:.0f} s and {step}; Atari: {ATARI:.0f} s.\n")
+    print(f"| suite | runs | GPU hours | {' | '.join(f'on {count}' for count in GPUS)} |")
+    print(f"|---|---|---|{'---|' * len(GPUS)}")
+    rows = [(name, seconds(suite)) for name, suite in SUITES.items()]
+    for name, costs in [*rows, ("all", [cost for _, each in rows for cost in each])]:
+        times = " | ".join(f"{hours(costs, count):,.1f} h" for count in GPUS)
+        print(f"| {name} | {len(costs):,} | {sum(costs) / 3600:,.0f} | {times} |")
+
+
+if __name__ == "__main__":
+    main()
