@@ -20,7 +20,7 @@ from drq.launch.process import UNFIT, start_worker
 from drq.launch.ray_pool import memory_of, shipped_modules
 from drq.launch.stores import store_at
 from drq.launch.suite_folder import SuiteFolder
-from drq.launch.transfer import Outbox, Piece, Store, receive
+from drq.launch.transfer import Outbox, Piece, RunStore, receive
 from drq.presets import preset
 from drq.suites import Run, find_suite
 from drq.training.checkpoint import Description
@@ -99,11 +99,11 @@ def test_a_piece_that_leads_out_of_the_folder_is_refused(path: str, tmp_path: Pa
 @pytest.mark.parametrize("scheme", ["memory", "file"])
 def test_a_store_holds_runs(scheme: str, run: Path, tmp_path: Path) -> None:
     url = f"memory://runs-{tmp_path.name}" if scheme == "memory" else f"file://{tmp_path}/store"
-    store, outbox = Store(url), Outbox(run, appends=False)
+    store, outbox = RunStore(url), Outbox(run, appends=False)
     store.take("a/run", "me")
     store.write((kind, f"a/run/{path}", *rest) for kind, path, *rest in outbox.pieces())  # type: ignore[misc]
     assert list(outbox.pieces()) == []
-    again = Store(url)
+    again = RunStore(url)
     assert again.owner("a/run") == "me"
     again.fetch("a/run", tmp_path / "shown", checkpoints=False)
     assert (tmp_path / "shown" / "a" / "run" / "eval.csv").read_bytes() == (run / "eval.csv").read_bytes()

@@ -36,7 +36,7 @@ from drq.launch.status import (
 )
 from drq.launch.stores import StoredPool, shown_at, store_at, stored
 from drq.launch.suite_folder import SuiteFolder
-from drq.launch.transfer import Store
+from drq.launch.transfer import RunStore
 from drq.suites import SUITES, Run, Suite, find_suite, slug
 from drq.training.checkpoint import drop_replay
 from drq.training.folder import RunFolder, write_atomically
@@ -129,7 +129,7 @@ def run_suite(args: SuiteRunArguments) -> int:
 
 
 def _pool(
-    args: SuiteRunArguments, folder: SuiteFolder, configs: Sequence[TrainConfig], store: Store | None
+    args: SuiteRunArguments, folder: SuiteFolder, configs: Sequence[TrainConfig], store: RunStore | None
 ) -> tuple[Pool, AbstractContextManager[None]]:
     """Where the runs are executed, and what that needs around it."""
     if args.launcher == "ray":

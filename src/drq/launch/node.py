@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from drq.launch.process import GPU_ORDER, STOPPED, error_of, start_worker
-from drq.launch.transfer import Outbox, Piece, Store, batches, below, receive
+from drq.launch.transfer import Outbox, Piece, RunStore, batches, below, receive
 
 WAIT_SECONDS = 2.0
 """How long an answer waits for something new."""
@@ -36,7 +36,7 @@ class RunHost:
     def __init__(self) -> None:
         self.work = Path(tempfile.mkdtemp(prefix="drq-run-"))
         self._process: subprocess.Popen[str] | None = None
-        self._store: Store | None = None
+        self._store: RunStore | None = None
         self._answer: tuple[int, list[Piece], int | None, str] = (0, [], None, "")
 
     def where(self) -> tuple[str, str]:
@@ -56,7 +56,7 @@ class RunHost:
         variables: Mapping[str, str],
         shared: Mapping[str, str],
         modules: Mapping[str, bytes],
-        store: Store | None,
+        store: RunStore | None,
         owner: str,
     ) -> None:
         """Starts the run. `shared`: variables of all runs on the node (MPS). `modules`: source files of the user's, by
@@ -160,6 +160,13 @@ class MpsKeeper:
     def variables(self) -> dict[str, str]:
         """Those with which the processes of a run share a GPU."""
         return self._variables
+
+    def try_out(self) -> None:
+        """After a run has failed, which may have taken the daemon along: then the next ones go without."""
+        from drq.launch.mps import if_it_still_works
+
+        if self._variables:
+            self._variables = dict(if_it_still_works(self._variables))
 
     def close(self) -> None:
         self._context.__exit__(None, None, None)

@@ -23,7 +23,7 @@ from drq.errors import UserError, install_command
 from drq.launch import node, process, transfer
 from drq.launch.pools import CORES_PER_CPU_RUN, Ended, Job, Jobs, computed_with, how_it_ended, most_per_gpu
 from drq.launch.suite_folder import SuiteFolder
-from drq.launch.transfer import Outbox, Piece, Store, batches, below, receive
+from drq.launch.transfer import Outbox, Piece, RunStore, batches, below, receive
 from drq.suites import Run
 
 LOOK_SECONDS = 2.0
@@ -119,7 +119,7 @@ class RayPool:
     gpus_per_run: float | None = None
     address: str | None = None
     imports: Sequence[str] = ()
-    store: Store | None = None
+    store: RunStore | None = None
     keep_replay: bool = True
     notices: list[str] = field(default_factory=list)
 
@@ -215,7 +215,7 @@ class RayPool:
         hosted.unavailable_since = None
         if hosted.node is None:
             hosted.node, hosted.name = answer
-        elif hosted.begun:
+        elif answer is not None:
             hosted.received, pieces, code, said = answer
             receive(self.folder.path, pieces)
             if code is not None:
@@ -225,7 +225,6 @@ class RayPool:
         elif not hosted.begun:
             hosted.asked = self._begin(hosted)
             hosted.begun = True
-            hosted.sending = iter(())
         else:
             hosted.asked = hosted.actor.poll.remote(hosted.received)
         return None
@@ -242,11 +241,9 @@ class RayPool:
             shared = self._keeper(hosted.node).variables.remote()
         log = self.folder.log(run).relative_to(self.folder.path).as_posix()
         job = hosted.job.to_json(check=True, keep_replay=self.keep_replay)
-        begun = hosted.actor.begin.remote(
+        return hosted.actor.begin.remote(
             job, run.folder.as_posix(), log, variables, shared, self._modules, self.store, hosted.owner
         )
-        del begun  # an error in it is an error in every answer after it
-        return hosted.actor.poll.remote(0)
 
     def _keeper(self, node_id: str) -> Any:
         """The actor that has an MPS daemon on a node; one for all runs there."""
@@ -258,6 +255,8 @@ class RayPool:
 
     def _exit(self, hosted: _Hosted, code: int, said: str) -> Ended:
         ended = how_it_ended(hosted.job.run, code, said)
+        if ended.why == "failed" and hosted.node in self._keepers:
+            self._keepers[hosted.node].try_out.remote()
         if ended.why == "unfit" and hosted.node is not None:
             last = said.strip().splitlines()[-1]
             self._refused[hosted.node] = last

@@ -16,12 +16,12 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from drq.errors import UserError
 from drq.launch.pools import Ended, Job, LocalPool
 from drq.launch.suite_folder import SuiteFolder
-from drq.launch.transfer import Outbox, Store, below
+from drq.launch.transfer import Outbox, RunStore, below
 from drq.suites import Run, slug
 
 COPY_SECONDS = 10.0
@@ -32,13 +32,13 @@ SILENT_SECONDS = 300.0
 OWNER = ".owner"
 
 
-def store_at(path: Path | None) -> Store | None:
+def store_at(path: Path | None) -> RunStore | None:
     """The store that a path names, which as a path has lost a slash of its `//`; None for a folder of this machine."""
     parts = re.fullmatch(r"([a-z][a-z0-9+.]+):/+(.*)", str(path or ""))
     if parts is None:
         return None
     scheme, rest = parts.groups()
-    store = Store(f"{scheme}:///{rest}" if scheme in ("file", "local") else f"{scheme}://{rest}")
+    store = RunStore(f"{scheme}:///{rest}" if scheme in ("file", "local") else f"{scheme}://{rest}")
     try:
         store.fs.exists(store.at(""))
     except ImportError as error:
@@ -58,12 +58,12 @@ def local_copy(path: Path) -> Path:
     return folder
 
 
-def shown_at(store: Store) -> Path:
+def shown_at(store: RunStore) -> Path:
     return Path("runs") / slug(store.url)
 
 
 @contextmanager
-def stored(store: Store, folder: SuiteFolder) -> Iterator[None]:
+def stored(store: RunStore, folder: SuiteFolder) -> Iterator[None]:
     """Within this context the suite in a store is this command's, with its small files in a local folder."""
     with owned(store):
         store.fetch("", folder.path, checkpoints=False)
@@ -75,7 +75,7 @@ def stored(store: Store, folder: SuiteFolder) -> Iterator[None]:
 
 
 @contextmanager
-def owned(store: Store) -> Iterator[None]:
+def owned(store: RunStore) -> Iterator[None]:
     """Within this context the suite in a store is this command's; UserError where it is another's."""
     me = {"host": socket.gethostname(), "process": os.getpid(), "id": uuid.uuid4().hex}
     try:
@@ -109,7 +109,7 @@ def owned(store: Store) -> Iterator[None]:
 
 def _of_the_launcher(path: str) -> bool:
     """Whether a file is the launcher's own and not a run's: what runs printed, and why they failed."""
-    return path == "suite.json" or path.startswith("logs/") or path.endswith("/error.txt")
+    return path == "suite.json" or PurePosixPath(path).parts[0] == "logs" or path.endswith("/error.txt")
 
 
 def _dead(owner: Mapping[str, object]) -> bool:
@@ -121,7 +121,7 @@ def _dead(owner: Mapping[str, object]) -> bool:
 class StoredPool(LocalPool):
     """Processes on this machine, whose folders come from a store and are copied to it."""
 
-    def __init__(self, folder: SuiteFolder, slots: Sequence[Mapping[str, str]], store: Store) -> None:
+    def __init__(self, folder: SuiteFolder, slots: Sequence[Mapping[str, str]], store: RunStore) -> None:
         super().__init__(folder, slots)
         self._store = store
         self._outboxes: dict[Run, Outbox] = {}

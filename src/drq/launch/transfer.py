@@ -189,7 +189,7 @@ def batches(pieces: Iterator[Piece], most: int = 4 * PIECE_BYTES) -> Iterator[li
         yield group
 
 
-class Store:
+class RunStore:
     """A folder on one of fsspec's file systems (s3://bucket/runs, file:///shared/runs). It holds copies."""
 
     def __init__(self, url: str) -> None:
