@@ -423,7 +423,7 @@ COMMANDS = [
     ["tasks", "toy"],
     ["completion", "bash"],
 ]
-ODD = ["", "-1", "0", "nan", "1e999", "9" * 30, "--", "-h", "[]", "{}", "/dev/null", "/dev/full", "..", "toy/", "a\0b"]
+ODD = ["", "-1", "0", "nan", "1e999", "9" * 30, "--", "-h", "[]", "{}", "pipe", "..", "toy/", "a\0b"]
 """What people and programs put where something else was meant."""
 SUITE = {"tasks": ["toy/reach"], "seeds": 2, "steps": 100, "settings": [{"label": "a", "agent.k": 1}], "preset": "cpu"}
 
@@ -520,7 +520,8 @@ def mutated_inputs(whole: Path, work: Path, count: int, chance: random.Random) -
     def enough(number: int, frame: object) -> None:
         raise Enough
 
-    signal.signal(signal.SIGALRM, enough)
+    answered = signal.signal(signal.SIGALRM, enough)
+    os.mkfifo(work / "pipe")
     (work / "whole.toml").write_text('tasks = ["toy/reach"]\npreset = "cpu"\n[[settings]]\nlabel = "a"\n')
     hows = some.sampled_from(["exchange", "exchange", "exchange", "insert", "leave out", "twice"])
     odd = some.sampled_from(ODD) | some.text(max_size=8)
@@ -571,6 +572,7 @@ def mutated_inputs(whole: Path, work: Path, count: int, chance: random.Random) -
                 outcome.lost.append(f"{name}: {type(error).__name__}: {error} {getattr(error, '__notes__', '')}")
     finally:
         os.chdir(before)
+        signal.signal(signal.SIGALRM, answered)
     return outcome
 
 

@@ -22,9 +22,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("name", "count"), [("kills", 2), ("writes", 2), ("damage", 4), ("mutations", 60)])
+COUNTS = {"kills": 2, "writes": 2, "damage": 4, "mutations": 60, "strangers": 3, "races": 1, "disks": 1}
+
+
+@pytest.mark.parametrize(("name", "count"), COUNTS.items())
 def test_nothing_is_lost(name: str, count: int, whole: Path, tmp_path: Path) -> None:
     outcome = drills.DRILLS[name][1](whole, tmp_path, count, random.Random(1))
+    if name == "disks" and not outcome.tried:
+        pytest.skip("nobody may mount a disk here")
     assert outcome.tried >= count
     assert outcome.lost == []
 

@@ -58,6 +58,8 @@ def export(
     out = Path(out)
     if out.is_dir():
         raise UserError(f"{out} is a folder: name a file for the policy, such as {out / 'policy.drq'}.")
+    if out.exists() and not out.is_file():  # a device or a pipe, which moving the file into its place would remove
+        raise UserError(f"{out} is no plain file: name one for the policy, such as policy.drq.")
     config, spec, load_into = read_policy(path, imports)
     # In float32, whatever this machine would act in: it is what a graph is checked against.
     policy = TrainedPolicy(replace(config, engine=EngineConfig(precision="float32")), spec, load_into, device="cpu")
