@@ -243,9 +243,9 @@ class ReportArguments:
 
 def watch_command(args: list[str]) -> None:
     """Follows runs on a page."""
-    from drq.report import WatchArguments, watch
+    from drq import report
 
-    watch(tyro.cli(WatchArguments, prog="drq watch", args=args))
+    report.watch(tyro.cli(report.WatchArguments, prog="drq watch", args=args))
 
 
 def report_command(args: list[str]) -> None:
