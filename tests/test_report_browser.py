@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from chromium import Browser, find_chromium
+from drq.launch import SuiteFolder
 from drq.report import report
+from drq.suites import Setting, Suite
+from drq.suites.search import label_of, read_search
 from report_runs import evaluations, fake_run, write_table
 
 CHROMIUM = find_chromium()
@@ -258,6 +261,33 @@ def test_atari_aggregates_and_grids(browser: Browser, tmp_path: Path) -> None:
     assert count(browser, "#grids td[style]") == 4
     choose(browser, "Eff. DQN (no augmentation)")
     assert texts(browser, "#atari figcaption p")[-1] == "that Eff. DQN (no augmentation) beats …"
+
+
+def test_a_search_is_a_chart_a_table_and_the_best_settings(browser: Browser, tmp_path: Path) -> None:
+    evil = "</script><img src=x onerror=window.hacked=1>"
+    space = {"agent.learning_rate": [1e-4, 1e-2], "agent.augmentation": ["shift", evil]}
+    search, values = read_search({"first": 30_000, "space": space})
+    settings = tuple(Setting(label_of(each), each) for each in values)
+    suite = Suite("tune", "", "planet", ("dmc/walker-walk",), settings, (1, 2), 100_000, search=search)
+    SuiteFolder(tmp_path / "tune").open(suite)
+    for run in suite.runs():
+        number = [setting.label for setting in settings].index(run.label)
+        steps = 100_000 if number == 2 else 30_000  # it alone went on
+        place = {"label": run.label, "folder": str(run.folder), "steps": steps, "level": 300 + 100 * number}
+        fake_run(tmp_path / "tune", run.task, run.seed, **place, **{"batch_size": 128 + number})
+    show(browser, tmp_path / "r.html", tmp_path / "tune")
+    assert texts(browser, "#searches h3") == ["tune: Walker Walk"]
+    assert texts(browser, "#searches svg text.strong") == ["agent.learning_rate", "agent.augmentation", "return"]
+    assert count(browser, "#searches path.setting") == 4
+    assert count(browser, "#searches path.stopped") == 3
+    assert count(browser, "#searches path.best:not(.stopped)") == 1
+    winners = [run.folder for run in suite.runs() if run.label == settings[2].label]
+    first = texts(browser, "#searches tbody tr:first-child")[0].split("\t")
+    assert first[:4] == ["1", "0.01", "shift", "100k"]
+    assert first[4].startswith(rounded([evaluations(tmp_path / "tune" / folder)[100_000] for folder in winners]))
+    assert '"agent.learning_rate" = 0.01' in texts(browser, "#searches pre.best")[0]
+    assert evil in texts(browser, "#searches tbody")[0]
+    assert browser.run("window.hacked") is None
 
 
 def test_hundreds_of_runs(browser: Browser, tmp_path: Path) -> None:

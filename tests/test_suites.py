@@ -327,7 +327,7 @@ def test_the_suite_of_the_atari_table_is_every_game_twice(tmp_path: Path) -> Non
 
 def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
     page = (Path(__file__).parents[1] / "docs" / "suites.md").read_text()
-    (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    example, _ = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     suite = read(tmp_path, example)
     pads = {run.label: sac(suite.config(run, tmp_path)).pad for run in suite.runs()}
     assert pads == {"pad 2": 2, "pad 8, K=1 M=1": 8}

@@ -7,9 +7,9 @@ from drq.launch.process import start_worker
 from drq.launch.prune import SuitePruneArguments, prune_suite
 from drq.launch.status import folder_status, suite_status
 from drq.launch.stores import local_copy
-from drq.launch.suite_folder import SuiteFolder
+from drq.launch.suite_folder import SuiteFolder, SuiteRecord
 
 __all__ = [
-    "SuiteFolder", "SuitePruneArguments", "SuiteRunArguments", "daemon_of_others", "folder_status", "job_to_json",
-    "list_suites", "local_copy", "prune_suite", "run_suite", "start_mps", "start_worker", "suite_status",
+    "SuiteFolder", "SuitePruneArguments", "SuiteRecord", "SuiteRunArguments", "daemon_of_others", "folder_status",
+    "job_to_json", "list_suites", "local_copy", "prune_suite", "run_suite", "start_mps", "start_worker", "suite_status",
 ]  # fmt: skip

@@ -24,6 +24,7 @@ from drq.launch.claims import State as ClaimState
 from drq.launch.pools import Ended, Job, Jobs, LocalPool, Pool, plan_here
 from drq.launch.probe import Cost, cost_of, costs_as
 from drq.launch.process import STOPPED
+from drq.launch.rungs import drop_losers, due, write_best
 from drq.launch.status import (
     RunStatus,
     counts,
@@ -109,23 +110,44 @@ def run_suite(args: SuiteRunArguments) -> int:
     suite = find_suite(args.suite, args.imports).narrowed(tasks=tasks, seeds=args.seeds, steps=args.steps)
     store = store_at(args.dir)
     folder = SuiteFolder(shown_at(store) if store else args.dir or Path("runs") / slug(suite.name))
-    jobs = [Job(run, suite.config(run, folder.path)) for run in suite.runs()]
     if args.launcher != "ray" and (args.address is not None or args.gpus_per_run is not None):
         raise UserError("--address and --gpus-per-run are for a Ray cluster: add --launcher ray, or leave them out.")
     share = args.gpus_per_run
     if share is not None and not (0 < share <= 1 or (share > 1 and share == int(share))):
         raise UserError(f"--gpus-per-run is {share:g}: set it to a part of a GPU, such as 0.25, or to a whole number.")
+    with stored(store, folder) if store and not args.dry_run else nullcontext():
+        part, later = due(suite, folder)
+        code = _run_part(part, folder, args, store, later)
+        while later and code != STOPPED and not args.dry_run:
+            before = part.steps
+            part, later = due(suite, folder)
+            if part.steps == before:  # every setting has failed
+                return code
+            drop_losers(suite, part, folder)
+            code = _run_part(part, folder, args, store, later)
+        if not args.dry_run and (best := write_best(part, folder)):
+            print(f"The best settings: {best}, for `drq train TASK --config {best}`.")
+        return code
+
+
+def _run_part(suite: Suite, folder: SuiteFolder, args: SuiteRunArguments, store: RunStore | None, later: int) -> int:
+    """The runs of a suite, or of one rung of its search, after which `later` others come."""
+    if later:
+        print(f"{suite.name}: {len(suite.settings)} settings up to {suite.steps:,} steps; then the worst stop.")
+        args = replace(args, keep_replay=True)  # who goes on needs it
+    jobs = [Job(run, suite.config(run, folder.path)) for run in suite.runs()]
     if args.dry_run:
         folder.joined(suite)
         return _print_plan(suite, folder, jobs, args)
-    with stored(store, folder) if store else nullcontext():
-        folder.open(suite)
-        try:
-            left = longest_first([job for job in jobs if read_status(folder, job.run).state != "finished"])
-            pool, around = _pool(args, folder, [job.config for job in left], store)
-            return Launch(suite, folder, [job.run for job in jobs], left, pool, args.keep_replay).run(around)
-        finally:
-            folder.close()
+    folder.open(suite)
+    try:
+        left = longest_first([job for job in jobs if read_status(folder, job.run).state != "finished"])
+        pool, around = _pool(args, folder, [job.config for job in left], store)
+        launch = Launch(suite, folder, [job.run for job in jobs], left, pool, args.keep_replay)
+        launch.waits = later > 0
+        return launch.run(around)
+    finally:
+        folder.close()
 
 
 def _pool(
@@ -215,6 +237,8 @@ class Launch:
     ) -> None:
         self.suite = suite
         self.keep_replay = keep_replay
+        self.waits = False
+        """Whether to wait for the runs of other commands: there is something to do after them."""
         self.folder = folder
         self.left = list(left)
         self.pool = pool
@@ -274,7 +298,7 @@ class Launch:
 
     def _more(self) -> bool:
         """Whether there is, or may be, a run for this command: one that another certainly works on is not."""
-        return not self.interrupts and any(self.others.get(job.run) != "taken" for job in self.left)
+        return not self.interrupts and any(self.waits or self.others.get(job.run) != "taken" for job in self.left)
 
     def _next(self) -> Job | None:
         """The first of the runs left that no other command has, or has ended since; it is this command's now."""

@@ -109,7 +109,8 @@ def owned(store: RunStore) -> Iterator[None]:
 
 def _of_the_launcher(path: str) -> bool:
     """Whether a file is the launcher's own and not a run's: what runs printed, and why they failed."""
-    return path == "suite.json" or PurePosixPath(path).parts[0] == "logs" or path.endswith("/error.txt")
+    top = ("suite.json", "best.toml")
+    return path in top or PurePosixPath(path).parts[0] == "logs" or path.endswith("/error.txt")
 
 
 def _dead(owner: Mapping[str, object]) -> bool:

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +37,25 @@ class SuiteRecord:
     settings: dict[str, dict[str, Any]]
     """Label -> what the setting changes in the preset."""
     runs: tuple[Run, ...]
+    search: list[str] = field(default_factory=list)
+    """Of a search: the settings that vary."""
 
     @staticmethod
     def of(suite: Suite) -> SuiteRecord:
         settings = {setting.label: dict(setting.overrides) for setting in suite.settings}
-        return SuiteRecord(suite.name, suite.shows, suite.preset, settings, tuple(suite.runs()))
+        search = list(suite.search.names) if suite.search else []
+        return SuiteRecord(suite.name, suite.shows, suite.preset, settings, tuple(suite.runs()), search)
+
+    def to_text(self) -> str:
+        plain = {"format": FORMAT, **dataclasses.asdict(self)}
+        if not self.search:
+            del plain["search"]  # an earlier version does not know it
+        return json.dumps(plain, indent=2) + "\n"
 
     def check(self) -> None:
         """ValueError for values of other types than we write."""
-        texts = [self.name, self.shows, self.preset, *(text for run in self.runs for text in (run.task, run.label))]
+        texts = [self.name, self.shows, self.preset, *self.search]
+        texts += [text for run in self.runs for text in (run.task, run.label)]
         counts = [count for run in self.runs for count in (run.seed, run.steps)]
         if not all(isinstance(text, str) for text in texts) or not all(type(count) is int for count in counts):
             raise ValueError("a name in it is no text, or a count no whole number")
@@ -111,6 +121,8 @@ class SuiteFolder:
         runs = {run.folder: run for run in held.runs}
         for run in asked.runs:
             before = runs.get(run.folder, run)
+            if suite.search and before.steps > run.steps:
+                continue  # another command is a rung further
             if before.steps > run.steps:
                 raise UserError(
                     f"{self.path} holds runs of {before.steps:,} steps, more than the {run.steps:,} asked for: "
@@ -122,7 +134,8 @@ class SuiteFolder:
                     f"go on to {run.steps:,}: choose another --dir, with --keep-replay if its runs shall go on later."
                 )
             runs[run.folder] = run
-        return SuiteRecord(asked.name, asked.shows, asked.preset, held.settings | asked.settings, tuple(runs.values()))
+        settings = held.settings | asked.settings
+        return SuiteRecord(asked.name, asked.shows, asked.preset, settings, tuple(runs.values()), asked.search)
 
     def open(self, suite: Suite) -> None:
         """Records the suite, beside what other commands have recorded."""
@@ -132,7 +145,7 @@ class SuiteFolder:
             self._claim_file()
             try:
                 record = self.joined(suite)
-                text = json.dumps({"format": FORMAT, **dataclasses.asdict(record)}, indent=2) + "\n"
+                text = record.to_text()
                 if not self.file.exists() or self.file.read_text(encoding="utf-8") != text:
                     write_atomically(self.file, text)
             finally:

@@ -15,6 +15,7 @@ from drq.envs import family_of
 from drq.report import statistics
 from drq.report.benchmarks import task_title
 from drq.report.results import Missing, RunResult
+from drq.report.searches import SearchTable, search_tables
 from drq.report.standing import Standing, StandingTable, standing_tables
 from drq.report.statistics import Array, Estimate
 from drq.report.tables import (
@@ -93,7 +94,25 @@ def write_markdown(runs: Sequence[RunResult], missing: Sequence[Missing], out: P
         header, body = _standing_texts(standing, " ± ")
         parts.append(f"## {standing.title}\n\n" + _markdown_table(header, body))
         parts.append("\n".join(f"- {line}" for line in _mean_lines(standing, " ± ")))
+    for search in search_tables(runs):
+        header = [*search.names, search.benchmark.counts.replace("_", " ") + "s", "Return", "Seeds"]
+        title = f"## {search.title}: {task_title(search.task)}"
+        parts.append(f"{title}\n\n" + _markdown_table(header, _search_texts(search)))
+        parts.append(f"The best settings:\n\n```toml\n{search.best}```")
     out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _search_texts(table: SearchTable) -> list[list[str]]:
+    digits = table.benchmark.digits
+    return [
+        [
+            *map(str, row.values),
+            f"{row.steps:,.0f}",
+            _decimal(row.cell.mean, digits) + ("" if row.cell.std is None else f" ± {_decimal(row.cell.std, digits)}"),
+            str(row.cell.seeds),
+        ]
+        for row in table.rows
+    ]
 
 
 def _markdown_table(header: list[str], rows: list[list[str]]) -> str:

@@ -22,6 +22,7 @@ from drq.errors import UserError
 from drq.report import tables
 from drq.report.benchmarks import Benchmark, Curve, benchmarks, read_published, sources, task_title
 from drq.report.results import Missing, RunResult
+from drq.report.searches import SearchTable, search_tables
 from drq.report.standing import StandingTable, standing_tables
 from drq.report.statistics import Array, Estimate
 
@@ -90,6 +91,7 @@ def _fixed_parts(
         "standings": [_standing(table, names) for table in standing_tables(runs)],
         "atari": [_aggregates(table, names) for table in compared if table.benchmark.key == "atari"],
         "grids": [_grid(grid) for grid in tables.grids(runs)],
+        "searches": [_search(table) for table in search_tables(runs)],
         "runs": [_run(run, names, configs, link) for run in _in_order(runs, names)],
         "configs": configs.kept,
         "sources": sources(),
@@ -310,6 +312,19 @@ def _grid(grid: tables.Grid) -> Json:
             }
             for panel in grid.panels
         ],
+    }
+
+
+def _search(table: SearchTable) -> Json:
+    return {
+        "title": f"{table.title}: {task_title(table.task)}",
+        "panel": _panel_id(table.benchmark, table.task),
+        "task": task_title(table.task),
+        "unit": _unit(table.benchmark),
+        "digits": table.benchmark.digits,
+        "names": table.names,
+        "rows": [{"values": row.values, "steps": rounded(row.steps), "cell": _cell(row.cell)} for row in table.rows],
+        "best": table.best,
     }
 
 

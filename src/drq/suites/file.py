@@ -13,9 +13,10 @@ from drq.envs import FAMILIES, import_modules
 from drq.errors import UserError, did_you_mean
 from drq.settings import flat, modules_of, refuse_unnamed_modules
 from drq.suites.paper import SUITES
+from drq.suites.search import Search, label_of, read_search
 from drq.suites.suite import MOST_SEEDS, Setting, Suite, find_task, slug
 
-KEYS = ("name", "shows", "preset", "tasks", "seeds", "steps", "imports", "common", "settings")
+KEYS = ("name", "shows", "preset", "tasks", "seeds", "steps", "imports", "common", "settings", "search")
 EXAMPLE_SETTING = "[[settings]] with label = \"K=1 M=1\" and \"agent.k\" = 1"
 
 
@@ -52,7 +53,7 @@ def _suite(table: dict[str, Any], stem: str, named: Iterable[str]) -> Suite:
         if key not in KEYS:
             raise UserError(f"There is no key {key!r}.{did_you_mean(key, KEYS)} A suite has {', '.join(KEYS)}.")
     imports = tuple(_texts(table, "imports")) if "imports" in table else ()
-    settings = _settings(table)
+    search, settings = _search(table) if "search" in table else (None, _settings(table))
     asked = [modules_of(task, setting.overrides) for task in _texts(table, "tasks") for setting in settings]
     refuse_unnamed_modules(set(imports).union(*asked), named, "The suite")
     import_modules(imports)
@@ -69,6 +70,7 @@ def _suite(table: dict[str, Any], stem: str, named: Iterable[str]) -> Suite:
         seeds=_seeds(table.get("seeds", 1)),
         steps=steps,
         imports=imports,
+        search=search,
     )
     if not slug(suite.name):
         raise UserError(f"name = {suite.name!r} has no letter or digit in it: give the suite a name.")
@@ -84,16 +86,33 @@ def _settings(table: dict[str, Any]) -> tuple[Setting, ...]:
     rows = table.get("settings")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"`settings` is missing or no list of tables: write {EXAMPLE_SETTING}.")
-    common = table.get("common", {})
-    if not isinstance(common, dict):
-        raise UserError('`common` is no table: write [common] and below it lines such as "agent.batch_size" = 128.')
-    settings = []
+    common, settings = _common(table), []
     for number, row in enumerate(rows, 1):
         label = row.get("label")
         if not isinstance(label, str) or not slug(label):
             raise UserError(f'Setting {number} has no label: write label = "K=1 M=1", as the report shall call it.')
         own = {key: value for key, value in row.items() if key != "label"}
-        settings.append(Setting(label, _underscored(common) | _underscored(own)))
+        settings.append(Setting(label, common | _underscored(own)))
+    return _told_apart(settings)
+
+
+def _search(table: dict[str, Any]) -> tuple[Search, tuple[Setting, ...]]:
+    if "settings" in table or not isinstance(table["search"], dict):
+        raise UserError("[search] makes the settings of a suite: leave out [[settings]], and write [search.space].")
+    search, values = read_search(table["search"])
+    if said_twice := sorted(_common(table).keys() & set(search.names)):
+        raise UserError(f"{said_twice[0]!r} is in [common] and in [search.space]: leave it out of one.")
+    return search, _told_apart([Setting(label_of(each), _common(table) | each) for each in values])
+
+
+def _common(table: dict[str, Any]) -> dict[str, Any]:
+    common = table.get("common", {})
+    if not isinstance(common, dict):
+        raise UserError('`common` is no table: write [common] and below it lines such as "agent.batch_size" = 128.')
+    return _underscored(common)
+
+
+def _told_apart(settings: list[Setting]) -> tuple[Setting, ...]:
     _refuse_repeated("label", [setting.label for setting in settings])
     by_folder: dict[str, str] = {}
     for setting in settings:

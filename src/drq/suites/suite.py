@@ -17,6 +17,7 @@ from drq.config import TrainConfig
 from drq.envs import check_task, letters, split_task, task_names
 from drq.errors import UserError
 from drq.settings import override
+from drq.suites.search import Search
 
 MOST_SEEDS = 10_000
 OF_THE_SUITE = {
@@ -73,6 +74,8 @@ class Suite:
     """Budget of each run: env steps (Atari: agent steps)."""
     imports: tuple[str, ...] = ()
     """Modules that register the tasks."""
+    search: Search | None = None
+    """What the settings are samples of."""
 
     def runs(self) -> list[Run]:
         """All runs. Seeds vary slowest, so that a suite cut short has every task and setting."""

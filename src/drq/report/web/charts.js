@@ -273,3 +273,36 @@ function standingChart(standing, rows) {
         mark(standing.system, px(mean.z), y)];
     }));
 }
+
+/* ---- searches: parallel coordinates, an axis a setting, a line from its values to its return ---- */
+
+function axisOf(values) {
+  const numbers = values.every((value) => typeof value === "number");
+  const found = [...new Set(values)];
+  if (!numbers) return { at: (value) => (found.indexOf(value) + 0.5) / found.length, marks: found };
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const scale = low > 0 && high / low >= 20 ? Math.log10 : (value) => value;
+  const at = (value) => (high > low ? (scale(value) - scale(low)) / (scale(high) - scale(low)) : 0.5);
+  const few = found.sort((a, b) => a - b);
+  return { at, marks: few.length <= 6 ? few : [low, high] };
+}
+
+function parallelChart(search) {
+  const [width, height, top, bottom, side] = [760, 300, 34, 16, 90];
+  const names = [...search.names, "return"];
+  const columns = names.map((_, at) => search.rows.map((row) => (at < search.names.length ? row.values[at] : row.cell.mean)));
+  const axes = columns.map(axisOf);
+  const px = (at) => +(side + (at / (names.length - 1)) * (width - 2 * side)).toFixed(1);
+  const py = (at, value) => +(height - bottom - axes[at].at(value) * (height - top - bottom)).toFixed(1);
+  const furthest = Math.max(...search.rows.map((row) => row.steps));
+  const text = (at, value) => (at < search.names.length ? settingText(value) : number(value, search.digits));
+  const shorten = (name) => (name.length > 22 ? `${name.slice(0, 21)}…` : name);
+  return svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart parallel", role: "img", "aria-label": `Settings and returns of ${search.title}. The same numbers are in the table below.` },
+    search.rows.map((row, place) => svg("path", {
+      d: `M${names.map((_, at) => `${px(at)} ${py(at, columns[at][place])}`).join("L")}`,
+      class: `setting${place ? "" : " best"}${row.steps < furthest ? " stopped" : ""}`,
+    }, svg("title", {}, `${search.names.map((name, at) => `${name} ${text(at, row.values[at])}`).join(", ")}: ${number(row.cell.mean, search.digits)}`))).reverse(),
+    names.map((name, at) => [svg("line", { class: "cursor", x1: px(at), x2: px(at), y1: top, y2: height - bottom }),
+      svg("text", { x: px(at), y: 14, "text-anchor": "middle", class: "strong" }, name.length > 22 ? svg("title", {}, name) : null, shorten(name)),
+      axes[at].marks.map((value) => svg("text", { x: px(at) + (at ? 6 : -6), y: py(at, value) + 4, "text-anchor": at ? "start" : "end", class: "value" }, shorten(text(at, value))))]));
+}

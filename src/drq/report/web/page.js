@@ -60,6 +60,7 @@ function drawTables() {
   place("scores", data.tables.map((table) => scoreTable(table, state)));
   place("standing", data.standings.map((standing) => standingBlock(standing, state)));
   place("atari", data.atari.map((atari) => aggregateBlock(atari, state)));
+  place("searches", data.searches.filter((search) => state.shows(search.panel, search.task)).map(searchBlock));
   place("grids", data.grids.filter((grid) => state.shows(grid.panel, grid.task)).map(gridBlock));
 }
 

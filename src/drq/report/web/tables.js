@@ -117,13 +117,26 @@ function aggregateBlock(atari, state) {
   ];
 }
 
+/* ---- searches ---- */
+
+const settingText = (value) => (typeof value === "number" && value !== 0 && Math.abs(value) < 0.01 ? value.toExponential() : String(value));
+
+function searchBlock(search) {
+  return el("div", { class: "block" },
+    el("h3", {}, search.title),
+    parallelChart(search),
+    plainTable(search.title, ["Rank", ...search.names, search.unit, "Return", "Seeds"], search.rows.map((row, at) => [at + 1,
+      ...row.values.map(settingText), steps(row.steps), [number(row.cell.mean, search.digits),
+        row.cell.std === null ? null : el("span", { class: "spread" }, ` ± ${number(row.cell.std, search.digits)}`)], row.cell.n])),
+    el("p", { class: "lead" }, "The best settings, for drq train --config:"), el("pre", { class: "best", tabindex: 0 }, search.best));
+}
+
 /* ---- grids: heat maps that are tables ---- */
 
 function gridBlock(grid) {
   const means = grid.panels.flatMap((panel) => panel.cells.flat()).filter(Boolean).map((cell) => cell.mean);
   const [low, high] = [Math.min(...means), Math.max(...means)];
   const [columnName, rowName, panelName] = grid.names;
-  const setting = (value) => (value !== 0 && Math.abs(value) < 0.01 ? value.toExponential() : String(value));
   const warmth = (mean) => (high > low ? (mean - low) / (high - low) : 0.5);
   const heat = (cell) => {
     if (!cell) return el("td", { class: "none", title: "no run has reached the budget" }, "–");
@@ -134,11 +147,11 @@ function gridBlock(grid) {
     el("figcaption", {}, el("h3", {}, `${grid.title}: ${grid.task}`), el("p", {}, `at ${grid.budget}`)),
     el("div", { class: "heatmaps" }, grid.panels.map((panel) => el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `${grid.title}, ${grid.task}` },
       el("table", { class: "heat" },
-        panel.value === null ? null : el("caption", {}, `${panelName} ${setting(panel.value)}`),
+        panel.value === null ? null : el("caption", {}, `${panelName} ${settingText(panel.value)}`),
         el("thead", {},
           el("tr", { class: "groups" }, el("td", {}), heading(columnName, { colspan: grid.columns.length, scope: "colgroup" })),
-          el("tr", {}, heading(rowName), grid.columns.map((value) => heading(setting(value))))),
-        el("tbody", {}, grid.rows.map((value, at) => el("tr", {}, el("th", { scope: "row" }, setting(value)), panel.cells[at].map(heat)))))))));
+          el("tr", {}, heading(rowName), grid.columns.map((value) => heading(settingText(value))))),
+        el("tbody", {}, grid.rows.map((value, at) => el("tr", {}, el("th", { scope: "row" }, settingText(value)), panel.cells[at].map(heat)))))))));
 }
 
 /* ---- runs ---- */

@@ -1,0 +1,87 @@
+"""A search under way: which part of its suite is due, read off the run folders, so that every command finds the same.
+
+Rungs are growing budgets of the same runs, and going on with a run is exact: what reaches the last rung has the bits
+of a run that was given the whole budget at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import fmean
+
+from drq.envs import family_of
+from drq.errors import UserError
+from drq.launch.suite_folder import SuiteFolder
+from drq.suites import Run, Suite, as_toml, ranking
+from drq.training.checkpoint import drop_replay
+from drq.training.folder import RunFolder, write_atomically
+
+
+def due(suite: Suite, folder: SuiteFolder) -> tuple[Suite, int]:
+    """The settings and the budget of the first rung that is not over, and how many rungs come after it."""
+    if suite.search is None:
+        return suite, 0
+    rungs = suite.search.rungs(suite.steps)
+    part = dataclasses.replace(suite, steps=rungs[0])
+    for at, steps in enumerate(rungs):
+        part = dataclasses.replace(part, steps=steps)
+        if steps == rungs[-1] or not all(_over(folder, run) for run in part.runs()):
+            return part, len(rungs) - 1 - at
+        results = _results(part, folder)
+        through = [label for label in ranking(results) if all(budget for budget, _ in results[label].values())]
+        if not through:  # every one has failed
+            return part, len(rungs) - 1 - at
+        best = through[: max(len(part.settings) // suite.search.keep, 1)]
+        part = dataclasses.replace(part, settings=tuple(each for each in part.settings if each.label in best))
+    return part, 0
+
+
+def drop_losers(suite: Suite, part: Suite, folder: SuiteFolder) -> None:
+    """Drops the replays of settings that do not go on."""
+    going_on = {setting.label for setting in part.settings}
+    for run in suite.runs():
+        if run.label not in going_on and folder.claim(run):
+            with suppress(OSError, UserError):  # `drq suite prune` can do it later
+                drop_replay(RunFolder(folder.run_path(run)).checkpoint)
+            folder.release(run)
+
+
+def write_best(part: Suite, folder: SuiteFolder) -> Path | None:
+    """Writes the best setting of a last rung that is over, for `drq train --config`."""
+    if part.search is None or not all(_over(folder, run) for run in part.runs()):
+        return None
+    best = ranking(_results(part, folder))[0]
+    overrides = next(setting.overrides for setting in part.settings if setting.label == best)
+    path = folder.path / "best.toml"
+    with suppress(FileNotFoundError):  # another command has just moved the same into place
+        write_atomically(path, as_toml(part.preset, part.tasks, part.steps, overrides))
+    return path
+
+
+def _over(folder: SuiteFolder, run: Run) -> bool:
+    """Finished, or failed: settings with which an agent diverges are part of a search."""
+    on_disk = RunFolder(folder.run_path(run))
+    return (on_disk.finished_steps or 0) >= run.steps or on_disk.error_file.exists()
+
+
+def _results(part: Suite, folder: SuiteFolder) -> dict[str, dict[str, tuple[float, float]]]:
+    runs: dict[str, dict[str, list[Run]]] = {}
+    for run in part.runs():
+        runs.setdefault(run.label, {}).setdefault(run.task, []).append(run)
+    return {label: {task: _mean(folder, seeds) for task, seeds in tasks.items()} for label, tasks in runs.items()}
+
+
+def _mean(folder: SuiteFolder, seeds: Sequence[Run]) -> tuple[float, float]:
+    """The budget, and the mean over seeds of the last evaluation within it; nothing where a seed has failed."""
+    scores = []
+    for run in seeds:
+        on_disk, counts = RunFolder(folder.run_path(run)), family_of(run.task).budget_counts
+        rows = [row for row in on_disk.evaluations([]) if row[counts] <= run.steps]
+        if not rows or (on_disk.finished_steps or 0) < run.steps:
+            return 0.0, -math.inf
+        scores.append(rows[-1]["return_mean"])
+    return seeds[0].steps, fmean(scores)
