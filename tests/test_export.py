@@ -7,7 +7,7 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -140,6 +140,34 @@ def test_frames_of_any_kind_and_size_are_seen_as_in_training(lamp: Path) -> None
             policy.act(wrong)
 
 
+@pytest.mark.parametrize("form", ["pt2", "onnx"])
+def test_a_graph_in_bf16_acts_as_the_file_in_bf16(form: Literal["pt2", "onnx"], lamp: Path, tmp_path: Path) -> None:
+    """Rounded weights, float32 arithmetic: what the export itself has checked, once more from the files."""
+    if form == "onnx":
+        pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime") if form == "onnx" else None
+    half = drq.export(lamp, tmp_path / f"half.{form}", format=form, dtype="bf16")
+    policy = drq.load(drq.export(lamp, tmp_path / "half.drq", dtype="bf16"))
+    stack = frames(policy.spec.frame_stack, 24, 24, 3)
+    expected = [policy.act(frame) for frame in stack][-1]
+    if runtime is None:
+        program = torch.export.load(half)
+        kept = [value for value in program.state_dict.values() if value.is_floating_point()]
+        assert {value.dtype for value in kept if value.numel() > 100} == {torch.bfloat16}
+        action = program.module()(torch.from_numpy(stack[None])).numpy()[0]
+    else:
+        assert half.stat().st_size < drq.export(lamp, tmp_path / "whole.onnx", format="onnx").stat().st_size
+        action = runtime.InferenceSession(str(half)).run(None, {"frames": stack[None]})[0][0]
+    assert np.abs(action - expected).max() <= 4 * TOLERANCE  # of a range of 4
+
+
+def test_several_environments_at_once_are_refused(lamp: Path) -> None:
+    envs = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("Pendulum-v1")])
+    with pytest.raises(drq.UserError, match=r"takes one environment.*policy\.reset\(done\)"):
+        drq.wrap(envs, drq.load(lamp))  # type: ignore[arg-type]
+    envs.close()
+
+
 @pytest.mark.parametrize("run", ["lamp", "catch"])
 def test_a_batch_acts_as_each_alone(run: str, request: pytest.FixtureRequest) -> None:
     path = request.getfixturevalue(run)
@@ -228,7 +256,6 @@ def test_a_graph_that_acts_otherwise_is_not_kept(lamp: Path, tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--out", "x.onnx", "--format", "onnx", "--dtype", "bf16"), "--dtype bf16 is for drq files"),
         (("--out", "x.drq", "--frame", "480x640"), "takes frames of any size"),
         (("--out", "x.pt2", "--format", "pt2", "--frame", "480,640"), "write it as 480x640x3"),
         (("--out", "x.pt2", "--format", "pt2", "--frame", "9x9x9x9"), "does not fit a policy of 3 channels"),

@@ -148,7 +148,7 @@ class ExportArguments:
     """drq is for `drq.load` and `drq eval`; onnx and pt2 (torch.export) are the network with its preprocessing as one
     graph, checked against the policy's own actions."""
     dtype: Literal["float32", "bf16"] = "float32"
-    """Of the weights in a drq file: bf16 halves it."""
+    """Of the weights in the file: bf16 halves it. Actions are computed in float32 all the same."""
     frame: str | None = None
     """Raw frames that a graph takes, as 480x640x3; it resizes them as training did. Unset: as the agent sees them."""
     imports: Imports = ()

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from drq.agents import Agent, make_agent
 from drq.backend import Backend
@@ -51,7 +52,7 @@ def export(
         out: the file to write.
         format: drq, for `drq.load` and `drq eval`; onnx, or pt2 (torch.export), the network with its preprocessing as
             one graph.
-        dtype: how weights are kept in a drq file; bf16 halves it.
+        dtype: how weights are kept; bf16 halves the file. What is computed with them is float32.
         frame: shape of the raw frames that a graph takes, as (480, 640, 3). None: as the agent sees them.
         imports: modules to import first, where the agent itself is one of the user's.
     """
@@ -69,9 +70,12 @@ def export(
         weights = _weights(policy, torch.bfloat16 if dtype == "bf16" else torch.float32)
         write_policy_file(out, PolicyFile(config, spec, policy.agent_step, weights))
         return out
-    if dtype != "float32":
-        raise UserError(f"--dtype {dtype} is for drq files: leave it out for --format {format}.")
+    if dtype == "bf16":
+        rounded = {name: value.float() for name, value in _weights(policy, torch.bfloat16).items()}
+        policy.agent.modules.load_state_dict(rounded, strict=False)
     graph = ActingGraphModule(_plain_agent(policy), policy.spec, frame)
+    if dtype == "bf16":
+        graph.keep_in_bf16()
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.stem}.unfinished.{format}")
     try:
@@ -99,6 +103,11 @@ def _plain_agent(policy: TrainedPolicy) -> Agent:
     agent.modules.load_state_dict(policy.agent.modules.state_dict())
     agent.modules.requires_grad_(False)
     return agent
+
+
+class _ToFloat32(nn.Module):
+    def forward(self, value: Tensor) -> Tensor:
+        return value.float()
 
 
 class ActingGraphModule(nn.Module):
@@ -151,6 +160,14 @@ class ActingGraphModule(nn.Module):
             shown = "x".join(map(str, frame))
             raise UserError(f"--frame {shown} does not fit a policy of {channels} channels: give height x width.")
         return given
+
+    def keep_in_bf16(self) -> None:
+        """Weights that are rounded already are kept so, and become float32 when they are used."""
+        for layer in self.layers:
+            for name, value in list(layer.named_parameters(recurse=False)):
+                parametrize.register_parametrization(layer, name, _ToFloat32(), unsafe=True)
+                held: Any = layer.parametrizations
+                held[name].original.data = value.detach().to(torch.bfloat16)
 
     def example(self, count: int) -> Tensor:
         """So many random inputs."""

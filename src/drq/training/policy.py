@@ -200,8 +200,15 @@ def wrap(
         policy: from `drq.load`.
         action_repeat: another number of repeats than in training, as 1 for an environment that repeats actions itself.
     """
+    from gymnasium.vector import VectorEnv
+
     from drq.envs.gym import AsTrained
 
+    if isinstance(env, VectorEnv):
+        raise UserError(
+            "drq.wrap takes one environment. Of several at once, give policy.act their frames as a batch, call "
+            "policy.reset(done) with the places whose episodes ended, and repeat actions as training did."
+        )
     repeat = policy.spec.action_repeat if action_repeat is None else action_repeat
     return AsTrained(env, policy.config.env, repeat, policy.reset)
 
