@@ -41,6 +41,7 @@ from drq.engine import EngineSettings  # noqa: E402
 from drq.envs import EnvSpec  # noqa: E402
 from drq.errors import UserError  # noqa: E402
 from drq.presets import preset  # noqa: E402
+from drq.report.watch import Watched  # noqa: E402
 from drq.training.checkpoint import Checkpoints, Description  # noqa: E402
 from drq.training.components import make_learner  # noqa: E402
 from drq.training.folder import RunFolder  # noqa: E402
@@ -235,8 +236,7 @@ def hostilities(canary: Path) -> dict[str, Callable[[Path], object]]:
     """What a stranger may have done to a run folder, by name. The canary is a folder of the user's."""
 
     def put(file: Path, make: Callable[[Path], object]) -> None:
-        if file.name == "state":
-            file = max(file.parent.glob("state-*"))
+        file = max(file.parent.glob("state-*")) if file.name == "state" else suite_file(file)
         if file.is_dir() and not file.is_symlink():
             shutil.rmtree(file)
         file.unlink(missing_ok=True)
@@ -277,8 +277,12 @@ def hostilities(canary: Path) -> dict[str, Callable[[Path], object]]:
             for name in (*LINKS, *HALVES)
         },
         **{
-            f"no end of brackets in {name}": lambda folder, name=name: (folder / name).write_text("[" * 10**6)
+            f"no end of brackets in {name}": lambda folder, name=name: suite_file(folder / name).write_text("[" * 10**6)
             for name in ("config.json", "finished.json", ".lock", "suite.json", "checkpoint/latest.json")
+        },
+        **{
+            f"noise in {name}": lambda folder, name=name: put(folder / name, lambda file: file.write_bytes(NOISE))
+            for name in FILES
         },
         **{f"asks for {what}": lambda folder, at=at: ask(folder, *at) for what, at in ASKING.items()},
         "a file for checkpoint": lambda folder: put(folder / "checkpoint", Path.touch),
@@ -286,17 +290,29 @@ def hostilities(canary: Path) -> dict[str, Callable[[Path], object]]:
         "tensors that are no tensors": lambda folder: tensors(folder, b"\x02" + b"\0" * 7 + b"{}"),
         "tensors of others": elsewhere,
         "a label that is a script": label,
-        "a suite of modules": lambda folder: (folder / "suite.json").write_text(json.dumps(SUITE_OF_MODULES)),
+        "a suite of modules": lambda folder: suite_file(folder / "suite.json").write_text(suite("gym/stranger:Id-v0")),
     }
     return done
 
 
-SUITE_OF_MODULES = {
-    **{"format": 1, "name": "../../canary", "shows": "", "preset": "planet"},
-    "settings": {"../../canary": {"agent.augmentation": "stranger:f"}},
-    "runs": [{"task": "gym/stranger:Id-v0", "label": "../../canary", "seed": 1, "steps": 100}],
-}
+def suite(task: str, label: str = "../../canary") -> str:
+    """suite.json of a suite with one run."""
+    run = {"task": task, "label": label, "seed": 1, "steps": 120}
+    settings = {label: {"agent.augmentation": "stranger:f"}}
+    return json.dumps(
+        {"format": 1, "name": label, "shows": "", "preset": "planet", "settings": settings, "runs": [run]}
+    )
+
+
+def suite_file(file: Path) -> Path:
+    """suite.json lies above the folders of task, setting and seed; everything else in the run's own."""
+    return file.parents[3] / file.name if file.name == "suite.json" else file
+
+
 SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(1)>\x1b[2J"
+
+
+NOISE = bytes(range(255, -1, -1))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -311,22 +327,26 @@ def hostile_folders(whole: Path, work: Path, count: int, chance: random.Random) 
     before = contents(canary)
     done = list(hostilities(canary).items())
     for what, make in done if count >= len(done) else chance.sample(done, count):
-        folder = work / "stranger"
+        above = work / "stranger"
+        folder = above / "toy-reach" / "a" / "seed-1"
         shutil.copytree(whole, folder)
+        (above / "suite.json").write_text(suite("toy/reach", "a"))
         (folder / "stranger.py").write_text(MODULE)
         make(folder)
         page, refused = work / "page.html", work / "refused"
 
-        def use(folder: Path = folder, page: Path = page, refused: Path = refused) -> None:
+        def use(above: Path = above, folder: Path = folder, page: Path = page, refused: Path = refused) -> None:
             os.chdir(folder)
             signal.alarm(90)
             for work in (
                 lambda: drq.load(folder),
                 lambda: drq.evaluate(folder, episodes=1),
                 lambda: cli.main(["eval", ".", "--episodes", "1"]),
-                lambda: cli.main(["report", str(folder), "--out", str(page)]),
-                lambda: cli.main(["suite", "status", str(folder)]),
+                lambda: cli.main(["report", str(above), "--out", str(page)]),
+                lambda: cli.main(["suite", "status", str(above)]),
+                lambda: Watched(above).report(),
                 lambda: drq.train(small(folder, steps=140), quiet=True),
+                lambda: cli.main(["suite", "prune", str(above), "--yes"]),
             ):
                 try:
                     work()
@@ -351,7 +371,7 @@ def hostile_folders(whole: Path, work: Path, count: int, chance: random.Random) 
             outcome.lost.append(f"{what}: a script is in the report")
         page.unlink(missing_ok=True)
         refused.unlink(missing_ok=True)
-        shutil.rmtree(folder)
+        shutil.rmtree(above)
     return outcome
 
 

@@ -114,7 +114,7 @@ def _number(path: Path) -> int:
 def _read(path: Path) -> tuple[Holder | None, int]:
     """The holder, and when its file's time last moved; 0: it is gone."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             return read_holder(file.read(4096)), path.stat().st_mtime_ns
     except OSError:
         return None, 0

@@ -181,10 +181,11 @@ class SuiteFolder:
         self._claims.release_all()
 
     def _dropped(self, run: Run) -> bool:
+        latest = self.run_path(run) / "checkpoint" / "latest.json"
         try:
-            return bool(json.loads((self.run_path(run) / "checkpoint" / "latest.json").read_bytes()).get("dropped"))
-        except (OSError, ValueError, AttributeError):  # there is none, or the run itself will say what is wrong with it
-            return False
+            return latest.is_file() and bool(json.loads(latest.read_bytes()).get("dropped"))
+        except (OSError, ValueError, AttributeError, RecursionError):
+            return False  # there is none, or the run itself will say what is wrong with it
 
     def run_path(self, run: Run) -> Path:
         return self.path / run.folder

@@ -112,7 +112,7 @@ class RunLock:
     def take(self) -> None:
         """UserError, naming the holder, where another process has it."""
         refuse_odd(self._path)
-        file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115 (held open until `release`)
+        file = open(self._path, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115 (held open until `release`)
         file.seek(0)
         holder = read_holder(file.read(4096))
         here = holder is not None and holder.host == socket.gethostname()
@@ -145,8 +145,10 @@ class RunLock:
 
 def locked(path: Path) -> bool:
     """Whether a process has the lock, as far as that can be told at once."""
+    if not path.is_file():  # nor may it be a pipe, which would be waited for
+        return False
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             holder = read_holder(file.read(4096))
             if holder is None or holder.gone:
                 return False
