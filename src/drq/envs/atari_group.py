@@ -25,7 +25,8 @@ END_SECONDS = 5.0
 """For a process whose pipe is closed."""
 LEAST_WORKERS = 4
 """So many processes a group has, cores permitting, even where a launcher gives it fewer: as evaluations end, those that
-have long games left take over their cores."""
+have long games left take over their cores. It is not for nothing: on two busy cores a step of 16 games of Pong took 5.3
+ms of processor time in one process, and 6.9 in four."""
 NICENESS = 5
 """Of these processes: they take what the training of others leaves."""
 
