@@ -258,7 +258,8 @@ H200, SMALL, FULL = FreeGPU("0", 139 * GB), FreeGPU("1", 9 * GB), FreeGPU("2", 1
 @pytest.mark.parametrize(
     ("jobs", "task", "gpus", "cores", "memory", "devices", "threads"),
     [
-        ("auto", "dmc/walker-walk", [H200], 16, 100, "0 0", 8),
+        ("auto", "dmc/walker-walk", [H200], 16, 100, "0 0 0 0", 4),
+        ("auto", "gym/Mine-v0", [H200], 16, 100, "0 0", 8),
         ("auto", "atari/pong", [H200], 32, 100, 16 * "0 ", 2),
         ("auto", "atari/pong", [H200], 5, 100, "0 0 0 0 0", 1),  # a core a run
         ("auto", "dmc/walker-walk", [H200], 4, 100, "0", 4),  # 3 cores a run

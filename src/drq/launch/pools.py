@@ -148,8 +148,8 @@ def plan_slots(
 ) -> list[Mapping[str, str]]:
     """The environment variables of each run at a time.
 
-    auto: on GPUs 2 runs each (Atari: 16), within their memory and 3 cores a run (Atari: 1); on a CPU one run for 2
-    cores, within the host's memory.
+    auto: on GPUs 2 runs each (control suite: 4, Atari: 16), within their memory and 3 cores a run (Atari: 1); on a CPU
+    one run for 2 cores, within the host's memory.
     """
     if gpus:
         fits = [min(most_per_gpu(tasks), gpu.free // BYTES_PER_RUN) for gpu in gpus]
