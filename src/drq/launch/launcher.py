@@ -424,7 +424,7 @@ class Launch:
             )
         if failed:
             self._say("Run the same command again to try what failed once more.")
-        elif self.left:
+        elif any(status.state == "running" for status in statuses):
             self._say(f"Other commands work on what is left: `drq suite status {self.folder.path}` shows it.")
         return 1 if failed else 0
 

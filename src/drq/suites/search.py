@@ -69,7 +69,7 @@ def read_search(table: Mapping[str, Any]) -> tuple[Search, list[Overrides]]:
         # A value hangs on its own name and number alone: more samples, or another axis, leave the others as they are.
         seed = numbers.get("seed", 1)
         drawn = [{name: _draw(axis, f"{seed}/{at}/{name}") for name, axis in space.items()} for at in range(samples)]
-        values = list({json.dumps(each): each for each in drawn}.values())
+        values = list({repr(each): each for each in drawn}.values())
     return Search(tuple(space), numbers.get("first"), numbers.get("keep", 3)), values
 
 
@@ -104,7 +104,8 @@ def _space(table: Any) -> dict[str, list[Any] | _Range]:
             raise UserError(f"{key!r} in [search.space] is {value!r}: give it a list or a range, {EXAMPLE}.")
     for name, ends in ranges.items():
         log = ends.get("log", False)
-        numbers: list[float] = [end for end in (ends.get("low"), ends.get("high")) if isinstance(end, int | float)]
+        given: list[Any] = [ends.get("low"), ends.get("high")]
+        numbers = [end for end in given if type(end) in (int, float) and -1e300 < end < 1e300]
         if len(numbers) < 2 or numbers[0] >= numbers[1] or type(log) is not bool or (log and numbers[0] <= 0):
             raise UserError(f"The range of {name!r} is {ends}: give it low < high (with log both above 0), {EXAMPLE}.")
         space[name] = _Range(numbers[0], numbers[1], log)
