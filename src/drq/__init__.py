@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from drq.errors import UserError
     from drq.presets import preset
+    from drq.training.callbacks import Callback, RunView
     from drq.training.components import describe
     from drq.training.export import export
     from drq.training.loop import TrainResult, train
@@ -46,6 +47,7 @@ _HOMES = {
     ),
     "drq.errors": ("UserError",),
     "drq.presets": ("preset",),
+    "drq.training.callbacks": ("Callback", "RunView"),
     "drq.training.components": ("describe",),
     "drq.training.loop": ("TrainResult", "train"),
     "drq.training.export": ("export",),
@@ -61,12 +63,14 @@ __all__ = [
     "SAC",
     "Agent",
     "Backend",
+    "Callback",
     "DQNConfig",
     "EngineConfig",
     "EnvConfig",
     "EvalConfig",
     "RainbowConfig",
     "ReplayConfig",
+    "RunView",
     "SACConfig",
     "TrainConfig",
     "TrainResult",

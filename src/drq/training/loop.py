@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,14 +23,16 @@ from drq.errors import UserError
 from drq.presets import action_repeat_for, configure, default_dir
 from drq.replay import Replay
 from drq.settings import flat, override
+from drq.training.callbacks import Callbacks, Event, RunView
 from drq.training.checkpoint import Checkpoints
 from drq.training.clock import Clock
 from drq.training.components import make_env, make_learner, make_stack, settle_render
 from drq.training.env_worker import EnvWorker, InlineEnv, ThreadedEnv
-from drq.training.evaluation_service import EvaluationRequest, open_evaluation_service
+from drq.training.evaluation_service import EvaluationRequest, open_evaluation_service, weights_of
 from drq.training.folder import RunFolder, config_to_json, unwritable, write_atomically
 from drq.training.lock import RunLock
 from drq.training.logs import Logs, require_wandb
+from drq.training.policy import TrainedPolicy
 from drq.training.progress import Progress, duration
 from drq.training.schedule import Schedule
 from drq.training.seeds import Purpose, random_action, seed_for
@@ -44,11 +46,13 @@ GPU_PRESETS = ("planet", "dreamer", "ablation")
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a finished run leaves behind."""
+    """What a run leaves behind."""
 
     dir: Path
     evaluations: list[dict[str, float]]
     """Rows of eval.csv."""
+    finished: bool = True
+    """False: a callback has stopped it, and the same call goes on."""
 
     @property
     def final_return(self) -> float:
@@ -60,6 +64,7 @@ def train(
     config: TrainConfig | str,
     *,
     agent: Agent | Mapping[str, Any] | str | None = None,
+    callbacks: Iterable[object] = (),
     quiet: bool = False,
     label: str | None = None,
     **settings: Any,
@@ -72,6 +77,8 @@ def train(
         config: a task, or all settings; `drq.preset(name, task)` gives those to start from.
         agent: one of your own, constructed with what `drq.describe` gives; or the agent's settings, or its name. None:
             the one that the settings describe.
+        callbacks: objects with `on_step`, `on_episode` or `on_evaluation`, as `drq.Callback` has them; one that returns
+            False stops the run.
         quiet: print nothing.
         label: the run's name in comparisons (`drq report`). None: one is made from its settings.
         settings: those that differ, as on the command line: `preset="cpu"`, `seed=2`, `env={"image_size": 64}`.
@@ -82,14 +89,20 @@ def train(
         config = configure(config, settings)
     elif settings:
         config = override(config, flat(settings))
-    return Trainer(config, agent=agent, quiet=quiet, label=label).run()
+    return Trainer(config, agent=agent, callbacks=callbacks, quiet=quiet, label=label).run()
 
 
 class Trainer:
     """A run in progress."""
 
     def __init__(
-        self, config: TrainConfig, *, agent: Agent | None = None, quiet: bool = False, label: str | None = None
+        self,
+        config: TrainConfig,
+        *,
+        agent: Agent | None = None,
+        callbacks: Iterable[object] = (),
+        quiet: bool = False,
+        label: str | None = None,
     ) -> None:
         """Refuses what cannot be trained. Nothing is opened, and nothing written, before `run`."""
         check(config)
@@ -98,6 +111,7 @@ class Trainer:
         if config.wandb:
             require_wandb()
         self.config = config
+        self.callbacks = Callbacks(callbacks)
         self.label = label
         self.device = choose_device(config.device)
         self.schedule = Schedule(config)
@@ -140,6 +154,7 @@ class Trainer:
             )
             return result
         self.checkpoints.check(self.device)
+        stopped = False
         with ExitStack() as closing:
             try:
                 with self._device_faults_in_words():
@@ -148,9 +163,13 @@ class Trainer:
                         with self.stop, self.watch:
                             self._train()
                     except KeyboardInterrupt:
-                        where = self.schedule.text(self.state.agent_step)
-                        self.progress.say(f"Stopped at {where}. Run the same command again to go on.")
-                        raise
+                        where, by = self.schedule.text(self.state.agent_step), self.callbacks.stopped_by or ""
+                        self.progress.say(
+                            f"Stopped at {where}{by and f' by {by}'}. Run the same command again to go on."
+                        )
+                        if not by:
+                            raise
+                        stopped = True
             except UserError as error:
                 # Of somebody else's code, or of a device: who mends it needs the whole trace.
                 if self._locked and error.__cause__ is not None:
@@ -158,6 +177,8 @@ class Trainer:
                     with suppress(OSError, UserError):  # the disk may be what failed
                         write_atomically(self.folder.error_file, f"{trace}\n{error}\n")
                 raise
+        if stopped:
+            return TrainResult(self.folder.path, self.folder.evaluations(), finished=False)
         # Only now: closing waits until the last checkpoint is on the disk.
         finish = {"steps": self.config.steps, "seconds": round(self.clock.seconds, 3)}
         try:
@@ -225,6 +246,7 @@ class Trainer:
         closing.callback(self.logs.close)
         for notice in self.logs.notices:
             self.progress.say(notice)
+        self.newest_evaluation = next(reversed(self.folder.evaluations()), None)
         if restored:
             self._return_to_episode()
         else:
@@ -262,7 +284,7 @@ class Trainer:
                 self._evaluate()
             if schedule.over(state.agent_step):
                 self._collect_evaluations(wait=True)
-                if self.stop.requested:
+                if self.evaluations.under_way:  # the run shall stop
                     continue
                 self._checkpoint()
                 return
@@ -278,6 +300,8 @@ class Trainer:
                 state.last_return = state.episode_score
                 state.episode += 1
                 self._begin_episode()
+                self._tell("on_episode")
+            self._tell("on_step")
             self._show_progress()
 
     def _step(self) -> tuple[Action, Step]:
@@ -348,10 +372,10 @@ class Trainer:
 
     def _save_if_due(self) -> None:
         """Makes a checkpoint if one is due or the run shall stop, and stops it then."""
+        self._collect_evaluations(wait=False)
         agent_step, stopping = self.state.agent_step, self.stop.requested
         # The last evaluation may be a long one: what was learnt until then must not hang on it.
         due = self.schedule.checkpoint_due(agent_step) or self.schedule.over(agent_step)
-        self._collect_evaluations(wait=False)
         if stopping or (due and self.checkpoints.newest != agent_step):
             self._checkpoint()
         if stopping:
@@ -383,24 +407,60 @@ class Trainer:
     def _collect_evaluations(self, *, wait: bool, leave: int = 0) -> None:
         with self.clock.evaluating if wait else nullcontext():
             collected = self.evaluations.collect(wait=wait, leave=leave)
-        for request, scores in collected:
-            if request.agent_step in self._asked:
-                self.clock.evaluated(self.clock.seconds - self._asked.pop(request.agent_step))
-            mean, std = float(np.mean(scores)), float(np.std(scores))
-            self.logs.log_eval(
-                {
-                    "env_step": request.env_step,
-                    "agent_step": request.agent_step,
-                    "return_mean": mean,
-                    "return_std": std,
-                    "episodes": len(scores),
-                    "seconds": round(self.clock.seconds, 3),
-                }
-            )
-            self.progress.say(
-                f"{self.schedule.text(request.agent_step)}: return {mean:.1f} ± {std:.1f} over {len(scores)} episodes"
-                f"{self._normalised(mean)}, {duration(self.clock.seconds)}"
-            )
+        rows = [self._log_evaluation(*each) for each in collected]
+        for self.newest_evaluation in rows:  # once all are logged: a callback may end the run
+            self._tell("on_evaluation")
+
+    def _log_evaluation(self, request: EvaluationRequest, scores: list[float]) -> dict[str, float]:
+        if request.agent_step in self._asked:
+            self.clock.evaluated(self.clock.seconds - self._asked.pop(request.agent_step))
+        mean, std = float(np.mean(scores)), float(np.std(scores))
+        row = {
+            "env_step": request.env_step,
+            "agent_step": request.agent_step,
+            "return_mean": mean,
+            "return_std": std,
+            "episodes": len(scores),
+            "seconds": round(self.clock.seconds, 3),
+        }
+        self.logs.log_eval(row)
+        self.progress.say(
+            f"{self.schedule.text(request.agent_step)}: return {mean:.1f} ± {std:.1f} over {len(scores)} episodes"
+            f"{self._normalised(mean)}, {duration(self.clock.seconds)}"
+        )
+        return row
+
+    def _tell(self, event: Event) -> None:
+        """Tells callbacks, if there are any; their errors end the run where it is, and so does a False."""
+        if not self.callbacks.hear(event):
+            return
+        state = self.state
+        run = RunView(
+            config=self.config,
+            dir=self.folder.path,
+            agent_step=state.agent_step,
+            env_step=self.env_step,
+            updates=self.learner.updates,
+            episodes=state.episode,
+            episode_return=state.last_return,
+            evaluation=self.newest_evaluation,
+            policy=self._policy,
+        )
+        try:
+            self.callbacks.tell(event, run)
+        except UserError:
+            self._checkpoint()
+            raise
+        self.stop.requested |= self.callbacks.stopped_by is not None
+
+    def _policy(self) -> TrainedPolicy:
+        """The policy as it is now."""
+
+        def load_into(agent: Agent) -> int:
+            agent.modules.load_state_dict(weights_of(self.learner.agent))
+            return self.state.agent_step
+
+        return TrainedPolicy(self.config, self.spec, load_into, device="cuda" if self.device.type == "cuda" else "cpu")
 
     def _log_train(self) -> None:
         state = self.state
