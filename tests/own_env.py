@@ -30,6 +30,18 @@ class Lamp(gymnasium.Env):
         return self.picture(), 1.0 - miss / 4, False, self.steps >= 14, {}
 
 
+class Told(Lamp):
+    """The same, with more to tell in `info`."""
+
+    late = False
+
+    def step(self, action):
+        *step, _ = super().step(action)
+        told = {"is_success": np.bool_(self.level > 125), "miss": np.float32(self.steps), "level": self.level}
+        rest = {"name": "lamp", "picture": self.picture(), "nothing": float("nan"), "of": {"r": 1.0}, 3: 4.0}
+        return *step, told | rest | ({"came late": np.array(self.steps)} if Told.late else {})
+
+
 class Dim(gymnasium.ObservationWrapper):
     """A wrapper of the user's."""
 
@@ -39,3 +51,4 @@ class Dim(gymnasium.ObservationWrapper):
 
 if "Lamp-v0" not in gymnasium.registry:
     gymnasium.register("Lamp-v0", Lamp)
+    gymnasium.register("Told-v0", Told)

@@ -106,7 +106,7 @@ class EvalArguments:
     stochastic: bool = False
     """Play the exploring policy, as training does."""
     json: bool = False
-    """Print JSON: each episode's return and length."""
+    """Print JSON: each episode's return and length, and numbers of its `info`."""
     render: Literal["human"] | None = None
     """`human` shows the episodes in a window, one after the other."""
 
@@ -114,6 +114,7 @@ class EvalArguments:
 def eval_command(args: list[str]) -> None:
     """Plays evaluation episodes with a trained agent."""
     from drq.training.policy import evaluate
+    from drq.training.progress import info_text
 
     options = tyro.cli(EvalArguments, prog="drq eval", args=args)
     if options.episodes is not None and options.episodes < 1:
@@ -128,10 +129,18 @@ def eval_command(args: list[str]) -> None:
         render=options.render,
     )
     if options.json:
-        episodes = [{"return": episode.score, "agent_steps": episode.agent_steps} for episode in played.episodes]
-        print(json.dumps({"return_mean": played.mean, "return_std": played.std, "episodes": episodes}, indent=2))
+        episodes = [
+            {"return": episode.score, "agent_steps": episode.agent_steps, "info": episode.info}
+            for episode in played.episodes
+        ]
+        print(
+            json.dumps(
+                {"return_mean": played.mean, "return_std": played.std, "info": played.info, "episodes": episodes},
+                indent=2,
+            )
+        )
         return
-    print(f"return {played.mean:.1f} ± {played.std:.1f} over {len(played.episodes)} episodes")
+    print(f"return {played.mean:.1f} ± {played.std:.1f} over {len(played.episodes)} episodes{info_text(played.info)}")
     if options.video is not None:
         print(f"video: {options.video}")
 

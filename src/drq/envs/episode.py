@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,8 @@ class EnvStep(NamedTuple):
     """The task itself ended: nothing can be earned any more."""
     truncated: bool
     """A time limit cut the episode short."""
+    info: Mapping[Any, Any] | None = None
+    """Whatever else there is to tell, as a Gymnasium environment does."""
 
 
 class Outcome(NamedTuple):
@@ -42,10 +44,11 @@ class Outcome(NamedTuple):
     reward: float
     discount: float
     done: bool
+    info: dict[str, float] | None = None
 
     def with_frame(self, frame: Frame) -> Step:
         """The whole of the agent step, with the frame that shows where it led."""
-        return Step(frame, self.reward, self.discount, self.done, score=self.reward)
+        return Step(frame, self.reward, self.discount, self.done, score=self.reward, info=self.info)
 
 
 class Simulator(Protocol):
@@ -133,7 +136,9 @@ class SteppedEnvironment:
             if terminated or truncated:
                 self._playing = False
                 break
-        return Outcome(reward, 0.0 if terminated else 1.0, terminated or truncated)
+        done = terminated or truncated
+        info = numbers_in(env_step.info) if done and env_step.info else None
+        return Outcome(reward, 0.0 if terminated else 1.0, done, info)
 
     def render(self) -> NDArray[np.uint8]:
         return self._simulator.picture()
@@ -192,6 +197,21 @@ class SteppedEnvironment:
                 "try a smaller --agent.learning-rate."
             )
         return np.clip(vector, -1.0, 1.0)
+
+
+def numbers_in(info: Mapping[Any, Any]) -> dict[str, float]:
+    """Those entries that can be averaged: finite numbers, and true and false."""
+    found = {}
+    for name, value in info.items():
+        scalar = value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
+        if isinstance(name, str) and isinstance(scalar, bool | int | float | np.bool_ | np.integer | np.floating):
+            try:
+                number = float(scalar)
+            except OverflowError:  # a whole number beyond all floats
+                continue
+            if math.isfinite(number):
+                found["_".join(name.split())] = number  # it becomes the name of a column
+    return found
 
 
 class ActionRange:

@@ -108,9 +108,9 @@ class _Gymnasium:
 
     def advance(self, action: Action) -> EnvStep:
         self._env_step += 1
-        observation, reward, terminated, truncated, _ = self._env.step(self.actions(action))
+        observation, reward, terminated, truncated, info = self._env.step(self.actions(action))
         self._observation = self._promised(observation)
-        return EnvStep(float(reward), bool(terminated), bool(truncated))
+        return EnvStep(float(reward), bool(terminated), bool(truncated), info)
 
     def _promised(self, observation: Any) -> Any:
         """The observation, if it is of the shape that its space promises; what else it is would be broadcast or cast

@@ -84,6 +84,8 @@ class Step(NamedTuple):
     """The episode is over, by termination or by a time limit: `reset` comes next."""
     score: float
     """What counts in a reported return (Atari: unclipped)."""
+    info: dict[str, float] | None = None
+    """Numbers that the environment tells at the end of an episode beside all that, by their names."""
 
 
 class Environment(Protocol):

@@ -135,6 +135,7 @@ class Description:
             ("episode", progress["episode"], step + FORGOTTEN_EPISODES),
             ("evaluated", progress["evaluated"], step),
             *((f"log_sizes.{name}", progress["log_sizes"][name], MOST) for name in ("train", "eval")),
+            ("eval_rows", progress.get("eval_rows") or 0, MOST),
             *(("pending", pending, step) for pending in self.pending),
         ]
         for stream in self.replay:
@@ -402,7 +403,7 @@ def _run_state(described: Description, state: dict[str, Tensor], learner: Learne
         agent_step=described.agent_step,
         episode_actions=[to_action(row, learner.replay.spec) for row in actions.numpy()],
         pending={number: _beginning_with(f"evaluation.{number}.", state) for number in described.pending},
-        **{name: described.progress[name] for name in _PROGRESS},
+        **{name: described.progress[name] for name in _PROGRESS if name in described.progress},
     )
 
 

@@ -58,6 +58,8 @@ class Episode:
 
     score: float = 0.0
     agent_steps: int = 0
+    info: dict[str, float] = field(default_factory=dict)
+    """Numbers that a Gymnasium environment put into `info` in the last step."""
     video: list[NDArray[np.uint8]] = field(default_factory=list)
 
 
@@ -79,6 +81,15 @@ class Evaluation:
     def std(self) -> float:
         """Population standard deviation over the episodes of this evaluation."""
         return float(self.scores.std())
+
+    @property
+    def info(self) -> dict[str, float]:
+        """The mean of each number in `info`, over the episodes that have it."""
+        names = dict.fromkeys(name for episode in self.episodes for name in episode.info)
+        return {
+            name: float(np.mean([episode.info[name] for episode in self.episodes if name in episode.info]))
+            for name in names
+        }
 
 
 ShowProgress = Callable[[int, int, str], None]
@@ -214,6 +225,7 @@ class Evaluator:
                 episode = numbered.begun[number_in[slot]]
                 episode.score += step.score
                 episode.agent_steps += 1
+                episode.info = step.info or episode.info
                 stacks[slot].push(step.frame)
                 record(slot)
             over = [slot for slot, step in steps.items() if step.done]

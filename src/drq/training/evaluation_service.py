@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -50,6 +50,24 @@ class EvaluationRequest:
     """Where to put a video of the first episode."""
 
 
+class Result(NamedTuple):
+    """What came of an evaluation."""
+
+    scores: list[float]
+    """Of each episode."""
+    info: dict[str, float]
+    """The means of numbers that the environment put into `info`."""
+
+
+class Played(NamedTuple):
+    """An evaluation that is over."""
+
+    request: EvaluationRequest
+    result: Result
+    weights: Snapshot
+    """Those that it was played with."""
+
+
 class EvaluationService(Protocol):
     """Plays evaluations of the agent as it is at the time of the request."""
 
@@ -66,8 +84,8 @@ class EvaluationService(Protocol):
         """Asks for an evaluation that was under way when the run was stopped, with the weights of that time."""
         ...
 
-    def collect(self, *, wait: bool, leave: int = 0) -> list[tuple[EvaluationRequest, list[float]]]:
-        """Finished evaluations with the score of each episode, in the order of their requests.
+    def collect(self, *, wait: bool, leave: int = 0) -> list[Played]:
+        """Finished evaluations, in the order of their requests.
 
         `wait`: until at most `leave` are under way, or the run shall stop.
         """
@@ -164,7 +182,7 @@ class InlineEvaluation:
         self._config = config
         self._engine = engine
         self._evaluator: Evaluator | None = None
-        self._done: list[tuple[EvaluationRequest, list[float]]] = []
+        self._done: list[Played] = []
         self._stopped: dict[int, Weights] = {}
 
     @property
@@ -173,7 +191,7 @@ class InlineEvaluation:
 
     def submit(self, agent: Agent, request: EvaluationRequest) -> None:
         try:
-            self._done.append((request, self.play(agent, request)))
+            self._done.append(Played(request, self.play(agent, request), Snapshot.of(agent.modules.state_dict())))
         except EvaluationStopped:
             self._stopped[request.agent_step] = Snapshot.of(agent.modules.state_dict()).on_host()
 
@@ -188,7 +206,7 @@ class InlineEvaluation:
         """Makes the environments, so that the first evaluation need not."""
         self._evaluator_of(agent).prepare(**self._length)
 
-    def play(self, agent: Agent, request: EvaluationRequest) -> list[float]:
+    def play(self, agent: Agent, request: EvaluationRequest) -> Result:
         evaluation = self._evaluator_of(agent).evaluate(
             request.seed, **self._length, video=request.video is not None
         )
@@ -197,7 +215,7 @@ class InlineEvaluation:
                 save_video(Path(request.video), evaluation.episodes[0].video)
             except (OSError, RuntimeError) as error:  # a full disk, of which the encoder only says that it broke
                 print(f"The video {request.video} could not be written ({error}).", file=sys.stderr)
-        return [float(score) for score in evaluation.scores]
+        return Result([float(score) for score in evaluation.scores], evaluation.info)
 
     @property
     def _length(self) -> dict[str, Any]:
@@ -211,7 +229,7 @@ class InlineEvaluation:
             self._evaluator.show_progress = self.show_progress
         return self._evaluator
 
-    def collect(self, *, wait: bool, leave: int = 0) -> list[tuple[EvaluationRequest, list[float]]]:
+    def collect(self, *, wait: bool, leave: int = 0) -> list[Played]:
         done, self._done = self._done, []
         return done
 
@@ -256,7 +274,7 @@ class SubprocessEvaluation:
             self._pipe.send_bytes(json.dumps(dataclasses.asdict(request)).encode())
             self._pipe.send_bytes(packed(weights.on_host()))
 
-    def collect(self, *, wait: bool, leave: int = 0) -> list[tuple[EvaluationRequest, list[float]]]:
+    def collect(self, *, wait: bool, leave: int = 0) -> list[Played]:
         done = []
         while self._pending and self._answered(wait=wait and len(self._pending) > leave):
             request, weights = self._pending[0]
@@ -270,7 +288,7 @@ class SubprocessEvaluation:
             if isinstance(answer, dict):
                 self._fallback.show_progress(answer["done"], answer["of"], answer["unit"])
                 continue
-            done.append((request, answer))
+            done.append(Played(request, Result(*answer), weights))
             self._pending.pop(0)
         return done
 
@@ -284,7 +302,7 @@ class SubprocessEvaluation:
             pass
         return True
 
-    def _play_inline(self, request: EvaluationRequest, weights: Snapshot) -> list[float]:
+    def _play_inline(self, request: EvaluationRequest, weights: Snapshot) -> Result:
         print("The evaluation process has ended; this process evaluates instead.", file=sys.stderr)
         assert self._agent is not None
         with other_weights(self._agent, weights.copies):

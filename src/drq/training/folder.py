@@ -37,6 +37,9 @@ and saves, and how it is evaluated. None of them changes what is learnt."""
 EVALUATION_COLUMNS = ("env_step", "agent_step", "return_mean", "seconds")
 """Of eval.csv: those that a row cannot do without."""
 
+INFO = "info_"
+"""What columns of eval.csv begin with that are an environment's own. Where it gave none their cells are empty."""
+
 RECENT_BYTES, EVALUATION_BYTES = 16_384, 1_024
 """How much of a train.csv counts as recent, the last minutes of a run; and where the last row of an eval.csv is."""
 
@@ -308,7 +311,8 @@ class RunFolder:
         for line, row in csv_rows(self.eval_csv, EVALUATION_COLUMNS, said) if begun else ():
             try:
                 number = float if problems is None else finite
-                rows.append({column: number(value or "") for column, value in row.items()})
+                given = {name: value for name, value in row.items() if value != "" or not name.startswith(INFO)}
+                rows.append({column: number(value or "") for column, value in given.items()})
             except (ValueError, TypeError) as problem:
                 said.append(f"{self.eval_csv}, line {line}: broken row ({_describe(problem)}); skipped")
         return rows

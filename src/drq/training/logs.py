@@ -6,34 +6,42 @@ import contextlib
 import csv
 import hashlib
 import importlib.util
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from drq.errors import UserError, install_command
-from drq.training.folder import RunFolder, unwritable
+from drq.training.folder import INFO, RunFolder, unwritable, write_atomically
 
 
 class CsvLog:
     """A CSV file that can be cut back to an earlier length, so that a resumed run does not repeat rows."""
 
-    def __init__(self, path: Path, size: int) -> None:
-        """Opens the file as it was when it had `size` bytes."""
+    def __init__(self, path: Path, size: int, rows: int | None = None) -> None:
+        """Opens the file as it was when it had `size` bytes, or, where that is known, so many rows: a file that was
+        given more columns since has other bytes."""
         self.path = path
+        self.rows = 0
         self.notice: str | None = None
         """What was wrong with it."""
         self._columns: list[str] | None = None
         try:
             with open(path, "ab+") as file:
-                found = file.tell()
-                file.truncate(min(size, found))
                 file.seek(0)
-                content = file.read()
-                whole = content.rfind(b"\n") + 1  # what follows is half a row: the next would be joined to it
+                lines = (file.read() if rows is not None else file.read(size)).splitlines(keepends=True)
+                if rows is not None:
+                    lines = lines[: rows + 1 if rows else 0]
+                if lines and not lines[-1].endswith(b"\n"):
+                    lines.pop()  # half a row: the next would be joined to it
+                content = b"".join(lines)
+                whole = len(content)
                 file.truncate(whole)
-            if whole < size:
-                self.notice = f"{path} is {size - whole:,} bytes shorter than the checkpoint left it: rows are lost."
+            self.rows = max(len(lines) - 1, 0)
+            if whole < size if rows is None else self.rows < rows:
+                missing = f"{size - whole:,} bytes" if rows is None else f"{rows - self.rows:,} rows"
+                self.notice = f"{path} is {missing} shorter than the checkpoint left it: rows are lost."
             if whole:
                 first = content[:whole].decode(errors="replace").splitlines()[:1]
                 self._columns = next(csv.reader(first), None)
@@ -44,15 +52,30 @@ class CsvLog:
             raise UserError(unwritable(path, error)) from error
 
     def write(self, row: dict[str, Any]) -> None:
-        """Appends a row; the first decides the columns."""
+        """Appends a row; the first decides the columns, but for those of an environment's `info`, which may come
+        later."""
         try:
             if self._columns is None:
                 self._columns = list(row)
                 csv.writer(self._file).writerow(self._columns)
+            elif new := [name for name in row if name.startswith(INFO) and name not in self._columns]:
+                self._columns += new
+                self._file.close()
+                self._rewrite(empty=len(new))
+                self._file = open(self.path, "a", newline="")  # noqa: SIM115 (closed by `close`)
             csv.writer(self._file).writerow([row.get(column, "") for column in self._columns])
             self._file.flush()
+            self.rows += 1
         except OSError as error:
             raise UserError(unwritable(self.path, error)) from error
+
+    def _rewrite(self, empty: int) -> None:
+        """The same rows under the new columns, so many of them empty; as a whole, since a crash may come."""
+        with open(self.path, newline="") as file:
+            _, *rows = csv.reader(file)
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows([self._columns or [], *(row + [""] * empty for row in rows)])
+        write_atomically(self.path, text.getvalue())
 
     @property
     def size(self) -> int:
@@ -74,11 +97,13 @@ class Logs:
         *,
         wandb: bool,
         sizes: dict[str, int],
+        eval_rows: int | None,
         resumed_at: int | None,
     ) -> None:
-        """`sizes`: the bytes of each CSV to go on from. `resumed_at`: the env step of a run that goes on."""
+        """`sizes`: the bytes of each CSV to go on from; `eval_rows`: the rows of eval.csv, where they are known.
+        `resumed_at`: the env step of a run that goes on."""
         self.train = CsvLog(folder.train_csv, sizes["train"])
-        self.eval = CsvLog(folder.eval_csv, sizes["eval"])
+        self.eval = CsvLog(folder.eval_csv, sizes["eval"], eval_rows)
         self._tensorboard = _tensorboard(folder, None if resumed_at is None else resumed_at + 1)
         self._wandb = _wandb(folder, config) if wandb else None
 

@@ -28,12 +28,12 @@ from drq.training.checkpoint import Checkpoints
 from drq.training.clock import Clock
 from drq.training.components import make_env, make_learner, make_stack, settle_render
 from drq.training.env_worker import EnvWorker, InlineEnv, ThreadedEnv
-from drq.training.evaluation_service import EvaluationRequest, open_evaluation_service, weights_of
-from drq.training.folder import RunFolder, config_to_json, unwritable, write_atomically
+from drq.training.evaluation_service import EvaluationRequest, Played, open_evaluation_service
+from drq.training.folder import INFO, RunFolder, config_to_json, unwritable, write_atomically
 from drq.training.lock import RunLock
 from drq.training.logs import Logs, require_wandb
 from drq.training.policy import TrainedPolicy
-from drq.training.progress import Progress, duration
+from drq.training.progress import Progress, duration, info_text
 from drq.training.schedule import Schedule
 from drq.training.seeds import Purpose, random_action, seed_for
 from drq.training.state import RunState
@@ -241,6 +241,7 @@ class Trainer:
             config_to_json(config),
             wandb=config.wandb,
             sizes=self.state.log_sizes,
+            eval_rows=self.state.eval_rows,
             resumed_at=self.env_step if restored else None,
         )
         closing.callback(self.logs.close)
@@ -384,7 +385,7 @@ class Trainer:
     def _checkpoint(self) -> None:
         self._store()
         self.state.seconds = self.clock.seconds
-        self.state.log_sizes = self.logs.sizes()
+        self.state.log_sizes, self.state.eval_rows = self.logs.sizes(), self.logs.eval.rows
         self.state.pending = self.evaluations.pending()
         self.checkpoints.save(self.learner, self.state)
 
@@ -407,11 +408,12 @@ class Trainer:
     def _collect_evaluations(self, *, wait: bool, leave: int = 0) -> None:
         with self.clock.evaluating if wait else nullcontext():
             collected = self.evaluations.collect(wait=wait, leave=leave)
-        rows = [self._log_evaluation(*each) for each in collected]
+        rows = [self._log_evaluation(each) for each in collected]
         for self.newest_evaluation in rows:  # once all are logged: a callback may end the run
             self._tell("on_evaluation")
 
-    def _log_evaluation(self, request: EvaluationRequest, scores: list[float]) -> dict[str, float]:
+    def _log_evaluation(self, played: Played) -> dict[str, float]:
+        request, (scores, info) = played.request, played.result
         if request.agent_step in self._asked:
             self.clock.evaluated(self.clock.seconds - self._asked.pop(request.agent_step))
         mean, std = float(np.mean(scores)), float(np.std(scores))
@@ -422,11 +424,12 @@ class Trainer:
             "return_std": std,
             "episodes": len(scores),
             "seconds": round(self.clock.seconds, 3),
+            **{f"{INFO}{name}": value for name, value in info.items()},
         }
         self.logs.log_eval(row)
         self.progress.say(
             f"{self.schedule.text(request.agent_step)}: return {mean:.1f} ± {std:.1f} over {len(scores)} episodes"
-            f"{self._normalised(mean)}, {duration(self.clock.seconds)}"
+            f"{self._normalised(mean)}{info_text(info)}, {duration(self.clock.seconds)}"
         )
         return row
 
@@ -457,7 +460,7 @@ class Trainer:
         """The policy as it is now."""
 
         def load_into(agent: Agent) -> int:
-            agent.modules.load_state_dict(weights_of(self.learner.agent))
+            agent.modules.load_state_dict(self.learner.agent.modules.state_dict())
             return self.state.agent_step
 
         return TrainedPolicy(self.config, self.spec, load_into, device="cuda" if self.device.type == "cuda" else "cpu")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from rich.console import Console
@@ -33,6 +33,11 @@ def fitted(parts: Sequence[str], width: int) -> str:
     line = Text(" | ".join(kept))
     line.truncate(width, overflow="ellipsis")
     return line.plain
+
+
+def info_text(info: Mapping[str, float]) -> str:
+    """`, is_success 0.8`: what an evaluation found in `info`, three numbers at most; eval.csv has all."""
+    return "".join(f", {name} {value:.3g}" for name, value in list(info.items())[:3])
 
 
 class Progress:

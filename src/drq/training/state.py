@@ -29,5 +29,7 @@ class RunState:
     """Wall-clock seconds of the run until its newest checkpoint, over all processes."""
     log_sizes: dict[str, int] = field(default_factory=lambda: {"train": 0, "eval": 0})
     """Bytes of each CSV at the newest checkpoint: a resumed run cuts off what was written after it."""
+    eval_rows: int | None = None
+    """Rows of eval.csv then. None: written by an earlier version."""
     pending: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     """Evaluations under way: the agent step of each, and the weights to play it with."""
