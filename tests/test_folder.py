@@ -6,19 +6,21 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+import torch
 
 import drq
-from drq.config import EnvConfig, TrainConfig
+from drq.config import EngineConfig, EnvConfig, EvalConfig, TrainConfig
 from drq.envs import EnvSpec
 from drq.errors import UserError
 from drq.presets import PRESETS, action_repeat_for, preset
 from drq.report.results import read_results
-from drq.settings import config_from_json, config_to_json
+from drq.settings import _types_of_settings as settings_of
+from drq.settings import config_from_json, config_to_json, flat, override
 from drq.training.folder import Finished, RunFolder
-from runs import small
+from runs import small, state
 
 SPEC = EnvSpec("dmc/cartpole-swingup", (3, 84, 84), 3, "continuous", 1, 8, 125)
 
@@ -79,6 +81,57 @@ def test_a_hand_edited_configuration_is_refused_in_one_sentence(
         drq.load(folder.path)
     assert f"{folder.config_file}: {said}" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+MAY_CHANGE = {
+    *("dir", "device", "checkpoint_every", "log_every", "engine.eval_process"),
+    *("eval.every", "eval.episodes", "eval.min_agent_steps", "eval.video"),
+}
+TEXTS = {"device": "auto", "env.observation": "state", "env.render": "paper", "agent.encoder": "nature"}
+
+
+def test_what_may_change_when_a_run_goes_on_is_this_and_nothing_else(tmp_path: Path) -> None:
+    folder, config = RunFolder(tmp_path / "run"), small(tmp_path / "run")
+    folder.open(config, SPEC)
+    kinds = settings_of(config)
+    for name, value in flat(config_to_json(config)).items():
+        if name in ("agent.type", "steps"):
+            continue
+        options = [each for kind in (get_args(kinds[name]) or [kinds[name]]) for each in (get_args(kind) or [kind])]
+        other: Any = TEXTS.get(name, "another")
+        if isinstance(value, bool):
+            other = not value
+        elif int in options or float in options:
+            other = (value or 1) + 1
+        elif isinstance(value, list | tuple):
+            other = ["another"]
+        elif (literals := [each for each in options if isinstance(each, str) and each != value]) and name not in TEXTS:
+            other = literals[0]
+        changed = override(config, {name: other})
+        if name in MAY_CHANGE or name.startswith("wandb"):
+            folder.check(changed)
+        else:
+            with pytest.raises(UserError, match=f"holds a run with other settings \\({name}: "):
+                folder.check(changed)
+    folder.check(dataclasses.replace(config, steps=config.steps + 1))
+    with pytest.raises(UserError, match="holds a run of 120 steps, more than the 119 asked for"):
+        folder.check(dataclasses.replace(config, steps=config.steps - 1))
+
+
+class StopAt50(drq.Callback):
+    def on_step(self, run: drq.RunView) -> bool:
+        return run.agent_step < 50
+
+
+def test_what_may_change_changes_nothing_that_is_learnt(tmp_path: Path) -> None:
+    drq.train(small(tmp_path / "whole", steps=140), quiet=True)
+    drq.train(small(tmp_path / "run"), callbacks=[StopAt50()], quiet=True)
+    often = EvalConfig(every=25, episodes=1, min_agent_steps=60, video=True)
+    changes = {"log_every": 7, "checkpoint_every": 30, "eval": often, "engine": EngineConfig(eval_process="on")}
+    drq.train(small((tmp_path / "run").rename(tmp_path / "moved"), steps=140, **changes), quiet=True)
+    one, other = state(tmp_path / "whole"), state(tmp_path / "moved")
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
 def test_presets_say_the_action_repeat() -> None:

@@ -373,12 +373,12 @@ def test_a_full_disk_keeps_the_previous_checkpoint(
     calls = [0]
     original = checkpoint_module.save_file
 
-    def full(tensors: object, path: Path) -> None:
+    def full(tensors: object, path: Path, metadata: object) -> None:
         calls[0] += 1
         if calls[0] > 4:
             Path(path).write_bytes(b"half")
             raise OSError(28, "No space left on device")
-        original(tensors, path)  # type: ignore[arg-type]
+        original(tensors, path, metadata)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint_module, "save_file", full)

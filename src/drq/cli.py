@@ -95,6 +95,8 @@ class EvalArguments:
 
     run: Positional[Path]
     """The run folder, or a file that `drq export` wrote."""
+    best: bool = False
+    """Of a run folder: what acted in its evaluation with the highest mean return, not the latest checkpoint."""
     episodes: int | None = None
     """How many episodes. Unset: as in the run's own evaluations."""
     video: Path | None = None
@@ -121,6 +123,7 @@ def eval_command(args: list[str]) -> None:
         raise UserError("--episodes must be 1 or more.")
     played = evaluate(
         options.run,
+        best=options.best,
         episodes=options.episodes,
         video=options.video,
         seed=options.seed,
@@ -153,6 +156,8 @@ class ExportArguments:
     """The run folder, or a .drq file."""
     out: Path
     """The file to write."""
+    best: bool = False
+    """Of a run folder: what acted in its evaluation with the highest mean return, not the latest checkpoint."""
     format: Literal["drq", "onnx", "pt2"] = "drq"
     """drq is for `drq.load` and `drq eval`; onnx and pt2 (torch.export) are the network with its preprocessing as one
     graph, checked against the policy's own actions."""
@@ -174,7 +179,13 @@ def export_command(args: list[str]) -> None:
     except ValueError:
         raise UserError(f"--frame is {options.frame!r}: write it as 480x640x3.") from None
     out = export(
-        options.run, options.out, format=options.format, dtype=options.dtype, frame=frame, imports=options.imports
+        options.run,
+        options.out,
+        best=options.best,
+        format=options.format,
+        dtype=options.dtype,
+        frame=frame,
+        imports=options.imports,
     )
     print(f"{out}: {out.stat().st_size / 1e6:.2f} MB")
 

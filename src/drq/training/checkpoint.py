@@ -4,6 +4,7 @@
     checkpoint/previous.json                the latest.json before it, whose files are kept too
     checkpoint/state-<serial>...            networks, optimisers, random generators
     checkpoint/replay-<serial>...           what the replay gained since the checkpoint before
+    checkpoint/best-<serial>...             what acted in the best evaluation, as `drq export` writes it
 
 A crash at any moment leaves a latest.json and every file it names, and damage that is found later leaves previous.json.
 Serials count up, so that the next attempt writes over what a crash left half done. Only files that one of the two lists
@@ -34,8 +35,9 @@ from drq.engine import Learner, Snapshot, to_action
 from drq.errors import UserError
 from drq.replay import Replay
 from drq.training.folder import refuse_odd, write_atomically
+from drq.training.policy_file import PolicyFile, header, read_policy_file
 from drq.training.schedule import Schedule
-from drq.training.state import RunState
+from drq.training.state import Best, RunState
 
 T = TypeVar("T")
 
@@ -65,6 +67,16 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class BestFile:
+    """The file with what acted in the best evaluation."""
+
+    file: str
+    agent_step: int
+    return_mean: float
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
 class Description:
     """latest.json: the files of a checkpoint, and what of it is no tensor."""
 
@@ -85,6 +97,8 @@ class Description:
     """None: written by an earlier version."""
     dropped: bool = False
     """Whether the replay was removed since: the run is finished, and only its weights are kept."""
+    best: BestFile | None = None
+    """None: there was no evaluation yet, or an earlier version kept none."""
 
     @staticmethod
     def from_text(text: str) -> Description:
@@ -99,6 +113,7 @@ class Description:
                 **plain,
                 "segments": [Segment.from_json(part) for part in plain["segments"]],
                 "replay": plain["replay"] if isinstance(plain["replay"], list) else [plain["replay"]],
+                "best": BestFile(**plain["best"]) if plain.get("best") else None,
             }
         )
         described.check()
@@ -112,8 +127,13 @@ class Description:
 
     @property
     def checksums(self) -> dict[str, str | None]:
-        """Every file, and its checksum where it has one."""
+        """Every file that a run goes on from, and its checksum where it has one."""
         return {self.state: self.state_sha256} | {segment.file: segment.sha256 for segment in self.segments}
+
+    @property
+    def files(self) -> list[str]:
+        """Every file of the checkpoint."""
+        return [*self.checksums, *([self.best.file] if self.best else [])]
 
     @property
     def pending(self) -> list[int]:
@@ -124,7 +144,7 @@ class Description:
         """Raises one of `DAMAGE` for what no run writes."""
         if not isinstance(self.device, str):
             raise ValueError("its device is no text")
-        for name in self.checksums:
+        for name in self.files:
             if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
                 raise ValueError(f"it names a file {name!r}")
         step, progress = self.agent_step, self.progress
@@ -137,6 +157,7 @@ class Description:
             *((f"log_sizes.{name}", progress["log_sizes"][name], MOST) for name in ("train", "eval")),
             ("eval_rows", progress.get("eval_rows") or 0, MOST),
             *(("pending", pending, step) for pending in self.pending),
+            *([("best", self.best.agent_step, step)] if self.best else []),
         ]
         for stream in self.replay:
             limits += [
@@ -153,6 +174,7 @@ class Description:
             if type(count) is not int or not 0 <= count <= most:
                 raise ValueError(f"{name} is {count!r}")
         numbers = [progress["episode_score"], progress["seconds"], progress["last_return"] or 0.0]
+        numbers += [self.best.return_mean] if self.best else []
         if not all(math.isfinite(number) for number in (*numbers, *progress["metrics"].values())):
             raise ValueError("it has a number that is not finite")
 
@@ -216,7 +238,13 @@ class Checkpoints:
             replay=replay.counters(),
             progress=progress | {"metrics": learner.metrics(), "pending": list(run.pending)},
             serial=serial,
+            best=before.best if before else None,
         )
+        policy = run.best.policy if run.best else None
+        if run.best is not None and policy is not None:
+            best = BestFile(f"best-{serial:010d}.safetensors", run.best.agent_step, run.best.return_mean)
+            described = replace(described, best=best)
+            run.best = replace(run.best, policy=None)
 
         def write() -> None:
             refuse_odd(folders=[self.folder])
@@ -229,6 +257,9 @@ class Checkpoints:
             ]
             state_sha256 = _save_durably(state.on_host(), self.folder / described.state)
             new = replace(described, segments=written, state_sha256=state_sha256)
+            if policy is not None and new.best is not None:
+                sha256 = _save_durably(policy.weights, self.folder / new.best.file, header(policy))
+                new = replace(new, best=replace(new.best, sha256=sha256))
             if generation_before is not None:
                 write_atomically(self._previous, generation_before.to_text())
             write_atomically(self._latest, new.to_text())
@@ -302,6 +333,14 @@ class Checkpoints:
             write_atomically(self._latest, described.to_text())
             self._kept = [described]
         self.newest = run.agent_step
+        if described.best is not None:
+            try:
+                _check_file(self.folder / described.best.file, described.best.sha256)
+                run.best = Best(described.best.agent_step, described.best.return_mean)
+            except DAMAGE as error:  # nothing is learnt from it
+                lost = f"The best policy in {self.folder} is lost ({_reason(error)}): the next one is kept."
+                self.notice = " ".join(filter(None, (self.notice, lost)))
+                self._kept[-1] = replace(described, best=None)
         return run
 
     def close(self) -> None:
@@ -319,14 +358,14 @@ class Checkpoints:
 
     def _keep(self, kept: list[Description]) -> None:
         """Removes the files that only descriptions before these named."""
-        before, now = ({name for each in group for name in each.checksums} for group in (self._kept, kept))
+        before, now = ({name for each in group for name in each.files} for group in (self._kept, kept))
         for name in before - now:
             (self.folder / name).unlink(missing_ok=True)
         self._kept = kept
 
 
 _PROGRESS = [
-    field.name for field in fields(RunState) if field.name not in ("agent_step", "episode_actions", "pending")
+    field.name for field in fields(RunState) if field.name not in ("agent_step", "episode_actions", "pending", "best")
 ]
 """What latest.json keeps of a run's state under `progress` as it is."""
 
@@ -369,6 +408,23 @@ def load_weights(folder: Path, agent: Agent) -> int:
     (agent_step, weights), _ = _newest_whole(folder, read)
     agent.modules.load_state_dict(weights)
     return agent_step
+
+
+def read_best(folder: Path) -> PolicyFile:
+    """What acted in the best evaluation of a run."""
+    if not (folder / "latest.json").exists() and not (folder / "previous.json").exists():
+        raise UserError(f"There is no checkpoint in {folder} yet: let the run reach its first checkpoint.")
+    best = _newest_whole(folder, lambda described: described)[0].best
+    if best is None:
+        raise UserError(
+            f"{folder} keeps no best policy yet: let the run reach a checkpoint after its first evaluation, "
+            "or leave --best out."
+        )
+    try:
+        _check_file(folder / best.file, best.sha256)
+    except DAMAGE as error:
+        raise UserError(f"The best policy in {folder} cannot be read ({_reason(error)}): leave --best out.") from None
+    return read_policy_file(folder / best.file)
 
 
 def _newest_whole(folder: Path, read: Callable[[Description], T]) -> tuple[T, str | None]:
@@ -463,11 +519,11 @@ def _not_finite(state: dict[str, Tensor]) -> str | None:
     return next((name for name, fine in zip(names, told, strict=True) if not fine), None)
 
 
-def _save_durably(tensors: dict[str, Tensor], path: Path) -> str:
+def _save_durably(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> str:
     """Writes a file that appears whole or not at all; gives its checksum."""
     unfinished = path.with_name(path.name + ".unfinished")
     refuse_odd(unfinished)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished, metadata)
     with open(unfinished, "rb+") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())

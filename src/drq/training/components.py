@@ -8,6 +8,7 @@ from typing import Literal
 
 from drq import envs
 from drq.agents import Agent, make_agent, make_replay
+from drq.backend import Backend
 from drq.config import TrainConfig
 from drq.engine import (
     DrawnStack,
@@ -23,6 +24,7 @@ from drq.envs import Environment, EnvironmentGroup, EnvSpec
 from drq.presets import action_repeat_for
 from drq.training.evaluate import FrameStack
 from drq.training.folder import RunFolder
+from drq.training.policy_file import acting_weights
 from drq.training.seeds import Purpose, seed_for
 
 
@@ -79,6 +81,14 @@ def make_stack(config: TrainConfig, env: Environment, engine: EngineSettings) ->
         except KernelError as error:
             print(f"The CPU draws: {str(error).splitlines()[0].rstrip(':.')}.", file=sys.stderr)
     return FrameStack(env.spec)
+
+
+def names_that_act(config: TrainConfig, spec: EnvSpec, learner: Learner) -> list[str]:
+    """Of the weights that acting computes with."""
+    agent = learner.agent
+    if learner.engine.device.type != "cpu":  # a GPU may compute with other copies of them: a plain agent tells
+        agent = make_agent(spec, dataclasses.replace(config.agent, augmentation="none"), Backend(), seed=0)
+    return acting_weights(agent, spec)
 
 
 def make_acting_agent(config: TrainConfig, spec: EnvSpec, engine: EngineSettings) -> Agent:

@@ -40,6 +40,7 @@ def export(
     path: str | Path,
     out: str | Path,
     *,
+    best: bool = False,
     format: Format = "drq",
     dtype: Literal["float32", "bf16"] = "float32",
     frame: Sequence[int] | None = None,
@@ -50,6 +51,7 @@ def export(
     Args:
         path: a run folder, or a file that this function wrote.
         out: the file to write.
+        best: of a run folder, what acted in the evaluation with the highest mean return, not the latest checkpoint.
         format: drq, for `drq.load` and `drq eval`; onnx, or pt2 (torch.export), the network with its preprocessing as
             one graph.
         dtype: how weights are kept; bf16 halves the file. What is computed with them is float32.
@@ -61,7 +63,7 @@ def export(
         raise UserError(f"{out} is a folder: name a file for the policy, such as {out / 'policy.drq'}.")
     if out.exists() and not out.is_file():  # a device or a pipe, which moving the file into its place would remove
         raise UserError(f"{out} is no plain file: name one for the policy, such as policy.drq.")
-    config, spec, load_into = read_policy(path, imports)
+    config, spec, load_into = read_policy(path, imports, best=best)
     # In float32, whatever this machine would act in: it is what a graph is checked against.
     policy = TrainedPolicy(replace(config, engine=EngineConfig(precision="float32")), spec, load_into, device="cpu")
     if format == "drq":

@@ -28,11 +28,12 @@ FORMAT = 1
 
 NOT_PART_OF_A_RUN = (
     *("wandb", "wandb_project", "wandb_entity", "wandb_group", "wandb_tags", "wandb_offline"),
-    *("dir", "steps", "checkpoint_every", "log_every", "engine.eval_process"),
+    *("dir", "device", "steps", "checkpoint_every", "log_every", "engine.eval_process"),
     *("eval.every", "eval.episodes", "eval.min_agent_steps", "eval.video"),
 )
 """Settings that may change when a run goes on: where it is kept, what else sees it, how long it shall be, when it logs
-and saves, and how it is evaluated. None of them changes what is learnt."""
+and saves, and how it is evaluated. None of them changes what is learnt. (The device may be said where it was left to
+the machine; a checkpoint of another one is refused.)"""
 
 EVALUATION_COLUMNS = ("env_step", "agent_step", "return_mean", "seconds")
 """Of eval.csv: those that a row cannot do without."""

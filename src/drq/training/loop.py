@@ -17,7 +17,7 @@ import torch
 from drq import envs
 from drq.agents import Agent, check_agent
 from drq.config import TrainConfig, check
-from drq.engine import EngineSettings, FastBackend, choose_device, in_words, lacks_memory
+from drq.engine import EngineSettings, FastBackend, Snapshot, choose_device, in_words, lacks_memory
 from drq.envs import Action, Frame, Step, family_of
 from drq.errors import UserError
 from drq.presets import action_repeat_for, configure, default_dir
@@ -26,17 +26,18 @@ from drq.settings import flat, override
 from drq.training.callbacks import Callbacks, Event, RunView
 from drq.training.checkpoint import Checkpoints
 from drq.training.clock import Clock
-from drq.training.components import make_env, make_learner, make_stack, settle_render
+from drq.training.components import make_env, make_learner, make_stack, names_that_act, settle_render
 from drq.training.env_worker import EnvWorker, InlineEnv, ThreadedEnv
 from drq.training.evaluation_service import EvaluationRequest, Played, open_evaluation_service
 from drq.training.folder import INFO, RunFolder, config_to_json, unwritable, write_atomically
 from drq.training.lock import RunLock
 from drq.training.logs import Logs, require_wandb
 from drq.training.policy import TrainedPolicy
+from drq.training.policy_file import PolicyFile
 from drq.training.progress import Progress, duration, info_text
 from drq.training.schedule import Schedule
 from drq.training.seeds import Purpose, random_action, seed_for
-from drq.training.state import RunState
+from drq.training.state import Best, RunState
 from drq.training.stopping import StopSignal, Watch
 from drq.training.video import NO_FFMPEG, ffmpeg_available
 
@@ -136,6 +137,8 @@ class Trainer:
         """Whether the folder is this process's to write."""
         self._asked: dict[int, float] = {}
         """When evaluations were asked for, by agent step."""
+        self._acting: list[str] | None = None
+        """Names of the weights that the best policy is kept with."""
         self._unstored: tuple[Action, Step] | None = None
         """The newest transition, until it is in the replay. Its frame is the newest in the stack."""
 
@@ -427,11 +430,22 @@ class Trainer:
             **{f"{INFO}{name}": value for name, value in info.items()},
         }
         self.logs.log_eval(row)
+        self._keep_if_best(request.agent_step, mean, played.weights)
         self.progress.say(
             f"{self.schedule.text(request.agent_step)}: return {mean:.1f} ± {std:.1f} over {len(scores)} episodes"
             f"{self._normalised(mean)}{info_text(info)}, {duration(self.clock.seconds)}"
         )
         return row
+
+    def _keep_if_best(self, agent_step: int, mean: float, weights: Snapshot) -> None:
+        """The next checkpoint keeps what acted in the best evaluation so far, beside what comes last."""
+        best = self.state.best
+        if math.isfinite(mean) and (best is None or mean >= best.return_mean):
+            own = weights.on_host()
+            if self._acting is None:
+                self._acting = list(own) if self._agent else names_that_act(self.config, self.spec, self.learner)
+            policy = PolicyFile(self.config, self.spec, agent_step, {name: own[name] for name in self._acting})
+            self.state.best = Best(agent_step, mean, policy)
 
     def _tell(self, event: Event) -> None:
         """Tells callbacks, if there are any; their errors end the run where it is, and so does a False."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ from drq.envs.episode import ActionRange
 from drq.envs.pictures import frame_of
 from drq.errors import UserError
 from drq.settings import config_to_json, flat, modules_of, refuse_unnamed_modules
-from drq.training.checkpoint import load_weights
+from drq.training.checkpoint import load_weights, read_best
 from drq.training.components import make_acting_agent
 from drq.training.evaluate import Evaluation, FrameStack, blank_observations
 from drq.training.evaluation_service import make_evaluator
@@ -149,6 +150,7 @@ def _engine_here(engine: EngineConfig, device: torch.device) -> EngineConfig:
 def load(
     path: str | Path,
     *,
+    best: bool = False,
     imports: Sequence[str] = (),
     stochastic: bool = False,
     device: Literal["auto", "cpu", "cuda"] = "auto",
@@ -157,22 +159,25 @@ def load(
 
     Args:
         path: a run folder, of which the latest checkpoint is taken, or a file that `drq export` wrote.
+        best: of a run folder, what acted in the evaluation with the highest mean return.
         imports: modules (names, or files that end in .py) to import first. Nothing else of the user's is imported:
             acting needs none, `evaluate` the one that registers the environment.
         stochastic: act as in training, with exploration.
         device: where to act.
     """
-    return TrainedPolicy(*read_policy(path, imports), stochastic=stochastic, device=device)
+    return TrainedPolicy(*read_policy(path, imports, best=best), stochastic=stochastic, device=device)
 
 
 def read_policy(
-    path: str | Path, imports: Sequence[str] = (), *, plays: bool = False
+    path: str | Path, imports: Sequence[str] = (), *, best: bool = False, plays: bool = False
 ) -> tuple[TrainConfig, EnvSpec, Callable[[Agent], int]]:
     """What a `TrainedPolicy` is made of, from a run folder or a file. Who `plays` with it needs the environment, whose
     modules the user must have named."""
     envs.import_modules(imports)
     path = Path(path)
     if path.is_file():
+        if best:
+            raise UserError(f"{path} holds one policy: leave --best out, or name a run folder.")
         file = read_policy_file(path)
         config, spec, load_into = file.config, file.spec, file.load_into
     else:
@@ -180,7 +185,7 @@ def read_policy(
         config, spec = folder.config, folder.spec
 
         def load_into(agent: Agent) -> int:
-            return load_weights(folder.checkpoint, agent)
+            return (read_best(folder.checkpoint).load_into if best else partial(load_weights, folder.checkpoint))(agent)
 
     # Modules that a folder names are not imported: it may be a stranger's.
     if plays:
@@ -216,6 +221,7 @@ def wrap(
 def evaluate(
     path: str | Path,
     *,
+    best: bool = False,
     episodes: int | None = None,
     video: str | Path | None = None,
     seed: int = 0,
@@ -227,6 +233,7 @@ def evaluate(
 
     Args:
         path: a run folder, or a file that `drq export` wrote.
+        best: of a run folder, what acted in the evaluation with the highest mean return, not the latest checkpoint.
         episodes: how many. None: as the run's own evaluations.
         video: where to write a video of the first episode, if anywhere.
         seed: another seed gives other episodes.
@@ -239,7 +246,7 @@ def evaluate(
     if video is not None:
         check_video(Path(video))
     show = open_window() if render == "human" else None
-    policy = TrainedPolicy(*read_policy(path, imports, plays=True), stochastic=stochastic)
+    policy = TrainedPolicy(*read_policy(path, imports, best=best, plays=True), stochastic=stochastic)
     config = policy.config
     evaluator = make_evaluator(config, policy.agent, policy.engine, parallel=1 if show else None)
     try:

@@ -50,8 +50,8 @@ class PolicyFile(NamedTuple):
         return self.agent_step
 
 
-def write_policy_file(path: Path, policy: PolicyFile) -> None:
-    """The file appears whole or not at all."""
+def header(policy: PolicyFile) -> dict[str, str]:
+    """What the file says beside its weights."""
     # Where it was trained, and which modules of the user's were imported, are nobody else's business.
     config = dataclasses.replace(policy.config, dir=None, imports=())
     described = {
@@ -60,10 +60,15 @@ def write_policy_file(path: Path, policy: PolicyFile) -> None:
         "spec": dataclasses.asdict(policy.spec),
         "agent_step": policy.agent_step,
     }
+    return {"drq": json.dumps(described)}
+
+
+def write_policy_file(path: Path, policy: PolicyFile) -> None:
+    """The file appears whole or not at all."""
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(policy.weights, unfinished, {"drq": json.dumps(described)})
+        save_file(policy.weights, unfinished, header(policy))
         os.replace(unfinished, path)
     except (OSError, SafetensorError) as error:
         unfinished.unlink(missing_ok=True)

@@ -7,6 +7,17 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from drq.envs.protocol import Action
+from drq.training.policy_file import PolicyFile
+
+
+@dataclass(frozen=True)
+class Best:
+    """The evaluation with the highest mean return so far; of equal ones the last."""
+
+    agent_step: int
+    return_mean: float
+    policy: PolicyFile | None = None
+    """What acted in it. None: it is in the checkpoint already."""
 
 
 @dataclass
@@ -31,5 +42,7 @@ class RunState:
     """Bytes of each CSV at the newest checkpoint: a resumed run cuts off what was written after it."""
     eval_rows: int | None = None
     """Rows of eval.csv then. None: written by an earlier version."""
+    best: Best | None = None
+    """None before the first evaluation."""
     pending: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     """Evaluations under way: the agent step of each, and the weights to play it with."""
