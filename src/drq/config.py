@@ -294,6 +294,10 @@ class TrainConfig:
     """Run folder. Unset: runs/<task>-<preset>-<seed>."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the agent learns."""
+    init_from: str | None = None
+    """Begin with the weights of another run, by its folder, or of an exported file. Resuming does not need it again."""
+    init_replay: bool = False
+    """Begin with the replay of that run folder too."""
     imports: Annotated[tuple[str, ...], arg(aliases=["--import"])] = ()
     """Modules imported first, such as the one that registers your environment (`--import`)."""
     checkpoint_every: int = 10_000
@@ -356,6 +360,8 @@ def check(config: TrainConfig) -> None:
     for name in ("discount", "discount_final", "tau", "epsilon_final", "epsilon_eval", "reset_keep"):
         if not 0 <= getattr(agent, name, 0.0) <= 1:
             raise UserError(f"--agent.{name.replace('_', '-')} is {getattr(agent, name)}: set it between 0 and 1.")
+    if config.init_replay and config.init_from is None:
+        raise UserError("--init-replay says what to take from a run: name that with --init-from too.")
     if getattr(agent, "n_step_final", 1) > agent.n_step:
         raise UserError(
             f"--agent.n-step-final is more than --agent.n-step, {agent.n_step}: returns may only become shorter."

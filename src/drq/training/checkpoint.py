@@ -148,6 +148,7 @@ class Description:
             if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
                 raise ValueError(f"it names a file {name!r}")
         step, progress = self.agent_step, self.progress
+        stored = step + progress.get("inherited", 0)
         limits = [
             ("agent_step", step, MOST),
             ("serial", self.serial, MOST),
@@ -156,13 +157,14 @@ class Description:
             ("evaluated", progress["evaluated"], step),
             *((f"log_sizes.{name}", progress["log_sizes"][name], MOST) for name in ("train", "eval")),
             ("eval_rows", progress.get("eval_rows") or 0, MOST),
+            ("inherited", progress.get("inherited", 0), MOST),
             *(("pending", pending, step) for pending in self.pending),
             *([("best", self.best.agent_step, step)] if self.best else []),
         ]
         for stream in self.replay:
             limits += [
-                ("transitions_added", stream["transitions_added"], step),
-                ("frames_added", stream["frames_added"], 2 * step + FORGOTTEN_EPISODES),
+                ("transitions_added", stream["transitions_added"], stored),
+                ("frames_added", stream["frames_added"], 2 * stored + FORGOTTEN_EPISODES),
                 ("oldest", stream["oldest"], stream["transitions_added"]),
                 ("age", stream["age"] + 1, step + 1),
             ]
@@ -318,7 +320,7 @@ class Checkpoints:
 
         (described, state, run), problem = _newest_whole(self.folder, read)
         # From here on what fails is the program, not the files: it must not be reported as their damage.
-        learner.replay.restore(self._parts(described), described.replay)
+        learner.replay.restore(_parts(self.folder, described), described.replay)
         learner.restore(state)
         learner.updates = described.updates
         learner.restore_metrics(described.progress["metrics"])
@@ -350,11 +352,6 @@ class Checkpoints:
     @property
     def exist(self) -> bool:
         return self._latest.exists() or self._previous.exists()
-
-    def _parts(self, described: Description) -> Iterator[tuple[list[tuple[int, int]], dict[str, Tensor]]]:
-        """The replay's segments, one in memory at a time: together they are as large as the replay."""
-        for segment in described.segments:
-            yield segment.marks, load_file(self.folder / segment.file)
 
     def _keep(self, kept: list[Description]) -> None:
         """Removes the files that only descriptions before these named."""
@@ -396,18 +393,47 @@ def drop_replay(folder: Path) -> None:
 
 def load_weights(folder: Path, agent: Agent) -> int:
     """Loads a checkpoint's networks alone; gives the agent step they are from."""
+    wanted = agent.modules.state_dict()
+    agent_step, weights = read_weights(folder, lambda own: _check_shapes(own, wanted))
+    agent.modules.load_state_dict(weights)
+    return agent_step
+
+
+def read_weights(
+    folder: Path, check: Callable[[dict[str, Tensor]], None] = lambda own: None
+) -> tuple[int, dict[str, Tensor]]:
+    """A checkpoint's networks, and the agent step they are from. What `check` raises for is damaged."""
     if not (folder / "latest.json").exists() and not (folder / "previous.json").exists():
         raise UserError(f"There is no checkpoint in {folder} yet: let the run reach its first checkpoint.")
 
     def read(described: Description) -> tuple[int, dict[str, Tensor]]:
         _check_file(folder / described.state, described.state_sha256)
         own = _beginning_with("agent.", load_file(folder / described.state))
-        _check_shapes(own, agent.modules.state_dict())
+        check(own)
         return described.agent_step, own
 
-    (agent_step, weights), _ = _newest_whole(folder, read)
-    agent.modules.load_state_dict(weights)
-    return agent_step
+    return _newest_whole(folder, read)[0]
+
+
+def read_replay(folder: Path, make: Callable[[int], Replay]) -> Replay:
+    """A checkpoint's replay, in one that `make` gives for the number of its streams."""
+
+    def read(described: Description) -> tuple[Description, Replay]:
+        replay = make(len(described.replay))
+        for segment in described.segments:
+            _check_file(folder / segment.file, segment.sha256)
+            _check_segment(folder / segment.file, segment, replay)
+        return described, replay
+
+    (described, replay), _ = _newest_whole(folder, read)
+    replay.restore(_parts(folder, described), described.replay)
+    return replay
+
+
+def _parts(folder: Path, described: Description) -> Iterator[tuple[list[tuple[int, int]], dict[str, Tensor]]]:
+    """The replay's segments, one in memory at a time: together they are as large as the replay."""
+    for segment in described.segments:
+        yield segment.marks, load_file(folder / segment.file)
 
 
 def read_best(folder: Path) -> PolicyFile:

@@ -30,6 +30,7 @@ from drq.training.components import make_env, make_learner, make_stack, names_th
 from drq.training.env_worker import EnvWorker, InlineEnv, ThreadedEnv
 from drq.training.evaluation_service import EvaluationRequest, Played, open_evaluation_service
 from drq.training.folder import INFO, RunFolder, config_to_json, unwritable, write_atomically
+from drq.training.initial import begin_with
 from drq.training.lock import RunLock
 from drq.training.logs import Logs, require_wandb
 from drq.training.policy import TrainedPolicy
@@ -231,6 +232,9 @@ class Trainer:
             )
         self.learner = make_learner(config, self.spec, self.engine, capacity, self._agent)
         self.stack = make_stack(config, self.env.env, self.engine)
+        if config.init_from and not self.checkpoints.exist:
+            said, self.state.inherited = begin_with(config, self.learner)
+            self.progress.say(said)
         self._take_lock(closing)
         self.folder.open(config, self.spec, self.label, self._computed_with())
         self.folder.error_file.unlink(missing_ok=True)  # of an attempt before this one
@@ -255,6 +259,8 @@ class Trainer:
             self._return_to_episode()
         else:
             self._begin_episode()
+            if config.init_from:
+                self._checkpoint()  # from here on the run needs nothing of another's
 
     def _computed_with(self) -> dict[str, str | int]:
         """What the last bits of a result hang on beside the settings."""
@@ -330,7 +336,7 @@ class Trainer:
     def _begin_action(self) -> Callable[[], Action]:
         """Begins to choose the next action, with the weights as they are; calling the result waits for it."""
         agent_step = self.state.agent_step
-        if self.schedule.learning(agent_step):
+        if self.schedule.learning(agent_step) or self.config.init_from:
             return self.learner.action(self.stack.observation, agent_step)
         return lambda: random_action(self.spec, self.config.seed, agent_step)
 

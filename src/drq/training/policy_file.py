@@ -53,7 +53,7 @@ class PolicyFile(NamedTuple):
 def header(policy: PolicyFile) -> dict[str, str]:
     """What the file says beside its weights."""
     # Where it was trained, and which modules of the user's were imported, are nobody else's business.
-    config = dataclasses.replace(policy.config, dir=None, imports=())
+    config = dataclasses.replace(policy.config, dir=None, imports=(), init_from=None, init_replay=False)
     described = {
         "format": FORMAT,
         "config": config_to_json(config),

@@ -42,6 +42,8 @@ class RunState:
     """Bytes of each CSV at the newest checkpoint: a resumed run cuts off what was written after it."""
     eval_rows: int | None = None
     """Rows of eval.csv then. None: written by an earlier version."""
+    inherited: int = 0
+    """Transitions that the replay had before the first agent step."""
     best: Best | None = None
     """None before the first evaluation."""
     pending: dict[int, dict[str, Tensor]] = field(default_factory=dict)
