@@ -74,10 +74,10 @@ def full_csv(patch: pytest.MonkeyPatch) -> None:
 def full_checkpoint(patch: pytest.MonkeyPatch) -> None:
     original = checkpoint_module.save_file
 
-    def save_file(tensors: Any, path: Path) -> None:
+    def save_file(tensors: Any, path: Path, metadata: Any) -> None:
         if "0000000005" in path.name:
             raise checkpoint_module.SafetensorError("Error while serializing: I/O error: No space left on device")
-        original(tensors, path)
+        original(tensors, path, metadata)
 
     patch.setattr(checkpoint_module, "save_file", save_file)
 
