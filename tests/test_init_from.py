@@ -15,6 +15,7 @@ import drq
 from drq.config import DQNConfig, EnvConfig, ReplayConfig, SACConfig, TrainConfig
 from drq.errors import UserError
 from drq.replay import Choice, Replay
+from drq.training.checkpoint import drop_replay
 from drq.training.loop import Trainer
 from runs import assert_same_run, small, state
 
@@ -133,7 +134,7 @@ def test_the_replay_comes_along_in_whole_episodes(capacity: int, kept: int, sour
 MISFITS: dict[str, tuple[dict[str, Any], str]] = {
     "narrower": (
         {"agent": dataclasses.replace(AGENT, hidden_dim=8)},
-        r"do not fit this run \(actor\.mlp\.0\.bias is 16 there and 8 here; .* 16x8 .* 8x8 .*; and \d+ more\): repeat its agent",
+        r"do not fit this run \(actor\.mlp\.0\.bias is 16 there and 8 here; .* 16x8 .* 8x8 .*; and \d+ more\): repeat",
     ),
     "another agent": (
         {"task": "toy/catch", "agent": DQNConfig(batch_size=8, hidden_dim=16), "env": EnvConfig(image_size=36)},
@@ -163,6 +164,9 @@ def test_what_is_nothing_to_begin_with_is_refused(source: Path, tmp_path: Path) 
         drq.train(after(tmp_path / "run", tmp_path / "text.drq"), quiet=True)
     with pytest.raises(UserError, match="--init-replay says what to take from a run"):
         drq.train(small(tmp_path / "run", init_replay=True), quiet=True)
+    drop_replay(Path(shutil.copytree(source, tmp_path / "dropped")) / "checkpoint")
+    with pytest.raises(UserError, match=r"The replay in .* was dropped"):
+        drq.train(after(tmp_path / "run", tmp_path / "dropped", init_replay=True), quiet=True)
     file = drq.export(source, tmp_path / "policy.drq")
     with pytest.raises(UserError, match="is a policy without a replay"):
         drq.train(after(tmp_path / "run", file, init_replay=True), quiet=True)

@@ -419,6 +419,8 @@ def read_replay(folder: Path, make: Callable[[int], Replay]) -> Replay:
     """A checkpoint's replay, in one that `make` gives for the number of its streams."""
 
     def read(described: Description) -> tuple[Description, Replay]:
+        if described.dropped:
+            raise UserError(f"The replay in {folder} was dropped when its run had finished: leave --init-replay out.")
         replay = make(len(described.replay))
         for segment in described.segments:
             _check_file(folder / segment.file, segment.sha256)

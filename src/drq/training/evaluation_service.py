@@ -59,7 +59,7 @@ class Result(NamedTuple):
     """The means of numbers that the environment put into `info`."""
 
 
-class Played(NamedTuple):
+class PlayedEvaluation(NamedTuple):
     """An evaluation that is over."""
 
     request: EvaluationRequest
@@ -84,7 +84,7 @@ class EvaluationService(Protocol):
         """Asks for an evaluation that was under way when the run was stopped, with the weights of that time."""
         ...
 
-    def collect(self, *, wait: bool, leave: int = 0) -> list[Played]:
+    def collect(self, *, wait: bool, leave: int = 0) -> list[PlayedEvaluation]:
         """Finished evaluations, in the order of their requests.
 
         `wait`: until at most `leave` are under way, or the run shall stop.
@@ -182,7 +182,7 @@ class InlineEvaluation:
         self._config = config
         self._engine = engine
         self._evaluator: Evaluator | None = None
-        self._done: list[Played] = []
+        self._done: list[PlayedEvaluation] = []
         self._stopped: dict[int, Weights] = {}
 
     @property
@@ -191,7 +191,7 @@ class InlineEvaluation:
 
     def submit(self, agent: Agent, request: EvaluationRequest) -> None:
         try:
-            self._done.append(Played(request, self.play(agent, request), Snapshot.of(agent.modules.state_dict())))
+            self._done.append(PlayedEvaluation(request, self.play(agent, request), Snapshot.of(agent.modules.state_dict())))
         except EvaluationStopped:
             self._stopped[request.agent_step] = Snapshot.of(agent.modules.state_dict()).on_host()
 
@@ -229,7 +229,7 @@ class InlineEvaluation:
             self._evaluator.show_progress = self.show_progress
         return self._evaluator
 
-    def collect(self, *, wait: bool, leave: int = 0) -> list[Played]:
+    def collect(self, *, wait: bool, leave: int = 0) -> list[PlayedEvaluation]:
         done, self._done = self._done, []
         return done
 
@@ -274,7 +274,7 @@ class SubprocessEvaluation:
             self._pipe.send_bytes(json.dumps(dataclasses.asdict(request)).encode())
             self._pipe.send_bytes(packed(weights.on_host()))
 
-    def collect(self, *, wait: bool, leave: int = 0) -> list[Played]:
+    def collect(self, *, wait: bool, leave: int = 0) -> list[PlayedEvaluation]:
         done = []
         while self._pending and self._answered(wait=wait and len(self._pending) > leave):
             request, weights = self._pending[0]
@@ -288,7 +288,7 @@ class SubprocessEvaluation:
             if isinstance(answer, dict):
                 self._fallback.show_progress(answer["done"], answer["of"], answer["unit"])
                 continue
-            done.append(Played(request, Result(*answer), weights))
+            done.append(PlayedEvaluation(request, Result(*answer), weights))
             self._pending.pop(0)
         return done
 

@@ -41,7 +41,7 @@ EVALUATION_COLUMNS = ("env_step", "agent_step", "return_mean", "seconds")
 INFO = "info_"
 """What columns of eval.csv begin with that are an environment's own. Where it gave none their cells are empty."""
 
-RECENT_BYTES, EVALUATION_BYTES = 16_384, 1_024
+RECENT_BYTES, EVALUATION_BYTES = 16_384, 4_096
 """How much of a train.csv counts as recent, the last minutes of a run; and where the last row of an eval.csv is."""
 
 

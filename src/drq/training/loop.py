@@ -28,7 +28,7 @@ from drq.training.checkpoint import Checkpoints
 from drq.training.clock import Clock
 from drq.training.components import make_env, make_learner, make_stack, names_that_act, settle_render
 from drq.training.env_worker import EnvWorker, InlineEnv, ThreadedEnv
-from drq.training.evaluation_service import EvaluationRequest, Played, open_evaluation_service
+from drq.training.evaluation_service import EvaluationRequest, PlayedEvaluation, open_evaluation_service
 from drq.training.folder import INFO, RunFolder, config_to_json, unwritable, write_atomically
 from drq.training.initial import begin_with
 from drq.training.lock import RunLock
@@ -421,7 +421,7 @@ class Trainer:
         for self.newest_evaluation in rows:  # once all are logged: a callback may end the run
             self._tell("on_evaluation")
 
-    def _log_evaluation(self, played: Played) -> dict[str, float]:
+    def _log_evaluation(self, played: PlayedEvaluation) -> dict[str, float]:
         request, (scores, info) = played.request, played.result
         if request.agent_step in self._asked:
             self.clock.evaluated(self.clock.seconds - self._asked.pop(request.agent_step))
