@@ -220,7 +220,9 @@ except EOFError:
         ours.send_bytes(json.dumps(config_to_json(config)).encode())
         ours.send_bytes(json.dumps(dataclasses.asdict(request)).encode())
         ours.send_bytes(packed(dict(agent.modules.state_dict())))
-        scores, info = json.loads(ours.recv_bytes())
+        while isinstance(answer := json.loads(ours.recv_bytes()), dict):
+            assert answer.keys() == {"done", "of", "unit"}  # how far it is
+        scores, info = answer
     assert process.communicate(timeout=60) == ("3\n", None)
     here = InlineEvaluation(config, EngineSettings.resolve(config.engine, CPU, config.agent))
     assert (scores, info) == (pytest.approx(here.play(agent, request).scores, rel=1e-3), {})

@@ -191,7 +191,8 @@ class InlineEvaluation:
 
     def submit(self, agent: Agent, request: EvaluationRequest) -> None:
         try:
-            self._done.append(PlayedEvaluation(request, self.play(agent, request), Snapshot.of(agent.modules.state_dict())))
+            result = self.play(agent, request)
+            self._done.append(PlayedEvaluation(request, result, Snapshot.of(agent.modules.state_dict())))
         except EvaluationStopped:
             self._stopped[request.agent_step] = Snapshot.of(agent.modules.state_dict()).on_host()
 
