@@ -125,7 +125,7 @@ class Watched:
                 runs.append(self._run(folder))
             except UserError:  # the report names it
                 continue
-        videos = [run["video"] for run in runs if run["video"]]
+        videos = [{**run["video"], "of": f"{run['title']}, seed {run['seed']}"} for run in runs if run["video"]]
         return {
             "version": hashlib.sha256(repr(stamps).encode()).hexdigest()[:16],
             "runs": runs,

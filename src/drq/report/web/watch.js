@@ -4,6 +4,7 @@ const LOOK_EVERY = 2000;
 const STATES = ["running", "failed", "stopped", "waiting", "finished"];
 const live = el("section", { id: "live", "aria-label": "Now" }, el("h2", {}, "Now"), el("p", { class: "lead" }), el("div", { class: "body" }));
 const movie = el("video", { controls: true, autoplay: true, muted: true, loop: true, playsinline: true, width: 240 });
+movie.muted = true;  // else no browser begins to play by itself
 const movieName = el("figcaption");
 document.getElementById("controls").before(live);
 let version = data.version;
@@ -30,7 +31,7 @@ function drawLive(now) {
   live.querySelector(".lead").textContent = [...suites, ...gpus].join(" · ");
   if (now.video && movie.getAttribute("src") !== now.video.href) {
     movie.setAttribute("src", now.video.href);
-    movieName.textContent = `The newest video: ${now.video.name}`;
+    movieName.textContent = `The newest video: ${now.video.of}, ${now.video.name}`;
   }
   const shown = live.querySelector(".body");
   if (!shown.children.length) shown.append(el("div", { class: "scroll" }), el("figure", { hidden: true }, movie, movieName));
