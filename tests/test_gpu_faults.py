@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 import drq
 import runs
 from drq import cli
-from drq.engine import KernelError, Learner, in_words
+from drq.engine import KernelError, Learner, Snapshot, in_words
 from drq.errors import UserError
 from drq.launch import mps, pools
 from drq.launch.launcher import SuiteRunArguments, run_suite
@@ -92,6 +93,26 @@ def test_the_last_checkpoint_stays(name: str, whole: Path, tmp_path: Path, monke
     assert ("the replay alone takes 0.00 GB" in said) == (name in MEMORY)
     assert ("nvidia-smi" in said) == (name in LOST)
     assert "in fails" in (tmp_path / "run" / "error.txt").read_text()  # where it came from
+    drq.train(small(tmp_path / "run"), quiet=True)
+    assert_same_run(whole, tmp_path / "run")
+
+
+@pytest.mark.parametrize("after", [17, 120])  # the next checkpoint waits for it, or the end of the run
+def test_a_gpu_that_is_lost_while_a_checkpoint_is_fetched(
+    after: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, latest = Snapshot.on_host, tmp_path / "run" / "checkpoint" / "latest.json"
+
+    def on_host(self: Snapshot) -> dict[str, torch.Tensor]:
+        beside = threading.current_thread() is not threading.main_thread()
+        if beside and latest.exists() and f'"agent_step": {after},' in latest.read_text():
+            raise LOST["launch"]
+        return original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Snapshot, "on_host", on_host)
+        with pytest.raises(UserError, match=r"The GPU failed .* The last checkpoint stays"):
+            drq.train(small(tmp_path / "run"), quiet=True)
     drq.train(small(tmp_path / "run"), quiet=True)
     assert_same_run(whole, tmp_path / "run")
 

@@ -159,7 +159,8 @@ class Trainer:
             return result
         self.checkpoints.check(self.device)
         stopped = False
-        with ExitStack() as closing:
+        # Around closing too: it fetches the last checkpoint from the device.
+        with self._device_faults_in_words(), ExitStack() as closing:
             try:
                 with self._device_faults_in_words():
                     self._open(closing)
