@@ -68,8 +68,8 @@ def demo(arguments: DemoArguments) -> None:
     spec = make(TASK, preset("toy", TASK).env, 1).spec
     assert spec.random_return is not None
     assert spec.perfect_return is not None
-    returns = {"random policy": spec.random_return, "perfect policy": spec.perfect_return}
-    returns |= {each.label: each.folder.evaluations()[-1]["return_mean"] for each in contestants}
+    references = {"random policy": spec.random_return, "perfect policy": spec.perfect_return}
+    returns = references | {each.label: each.folder.evaluations()[-1]["return_mean"] for each in contestants}
     rows = [
         (name, f"{value:.1f}", f"{(value - spec.random_return) / (spec.perfect_return - spec.random_return):.0%}")
         for name, value in returns.items()
@@ -78,7 +78,7 @@ def demo(arguments: DemoArguments) -> None:
     for name, value, share in rows:
         print(f"{name:18}{value:>8}  {share:>6}")
     page = arguments.dir / "demo.html"
-    page.write_text(_page(contestants, rows, arguments), encoding="utf-8")
+    page.write_text(_page(contestants, rows, references, arguments), encoding="utf-8")
     print("One seed each: another may go otherwise (--seed 2 --dir demo-2).")
     print(f"\nCurves, augmented views and a video of the trained agent: {page}\nNext: drq train toy/catch")
 
@@ -115,7 +115,12 @@ def _train(contestants: list[Contestant], arguments: DemoArguments) -> None:
             raise UserError(f"The demo's training stopped: {last} (all of it: {log})")
 
 
-def _page(contestants: list[Contestant], rows: list[tuple[str, str, str]], arguments: DemoArguments) -> str:
+def _page(
+    contestants: list[Contestant],
+    rows: list[tuple[str, str, str]],
+    references: dict[str, float],
+    arguments: DemoArguments,
+) -> str:
     cells = "".join(f"<tr><th>{html.escape(a)}</th><td>{b}</td><td>{c}</td></tr>" for a, b, c in rows)
     videos = "".join(
         f'<figure><video src="{_data("video/mp4", newest.read_bytes())}" '
@@ -135,7 +140,7 @@ body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 44rem; margin: 2rem aut
 table {{ border-collapse: collapse }} th, td {{ padding: .3rem 1rem .3rem 0; text-align: right }}
 th:first-child {{ text-align: left }} figure {{ display: inline-block; margin: 0 1rem 1rem 0 }}
 figure img {{ width: 96px; image-rendering: pixelated; border-radius: 4px }}
-svg {{ max-width: 100%; height: auto }} svg text {{ font-size: 13px; fill: currentColor }}
+pre {{ overflow: auto }} svg {{ max-width: 100%; height: auto }} svg text {{ font-size: 13px; fill: currentColor }}
 </style></head><body>
 <h1>Augmentation at work</h1>
 <p>Two agents learn <code>{TASK}</code> from 24&times;24 images: the red dot has to reach the green one. They are the
@@ -143,13 +148,13 @@ same SAC; one sees its memories shifted at random by up to four pixels (DrQ, K =
 {_views(arguments.seed)}
 <table><thead><tr><th></th><th>return</th><th>from random to perfect</th></tr></thead><tbody>{cells}</tbody></table>
 <p>This is one seed, {arguments.seed}: another gives other curves. How much is luck only several can say.</p>
-{_curves(contestants)}
+{_curves(contestants, references)}
 <div>{videos}{missing}</div>
 <h2>What next</h2>
-<pre>drq report {folder} --out report.html                  # all about these two runs
-drq demo --seed 2 --dir demo-2                       # is it luck?
-drq train toy/catch                                  # another task, as quick
-drq train dmc/cartpole-swingup --preset cpu          # a task of the control suite: hours on a CPU</pre>
+<pre>drq report {folder} --out report.html            # all about these two runs
+drq demo --seed 2 --dir demo-2                 # is it luck?
+drq train toy/catch                            # another task, as quick
+drq train dmc/cartpole-swingup --preset cpu    # the control suite: hours</pre>
 </body></html>
 """
 
@@ -177,7 +182,7 @@ def _views(seed: int) -> str:
     )
 
 
-def _curves(contestants: list[Contestant]) -> str:
+def _curves(contestants: list[Contestant], references: dict[str, float]) -> str:
     """The learning curves, in the page's own colours."""
     curves = [[(row["env_step"], row["return_mean"]) for row in each.folder.evaluations()] for each in contestants]
     last = max(step for curve in curves for step, _ in curve)
@@ -195,11 +200,18 @@ def _curves(contestants: list[Contestant]) -> str:
         parts.append(f'<text x="{x}" y="290" text-anchor="middle">{step:,.0f}</text>')
     parts.append('<text x="340" y="312" text-anchor="middle">env steps</text>')
     parts.append('<text x="14" y="145" text-anchor="middle" transform="rotate(-90 14 145)">return</text>')
-    for each, curve, colour in zip(contestants, curves, ("--drq", "--none"), strict=True):
+    for name, value in references.items():
+        x, y = place(0, value).split(",")
+        parts.append(f'<path d="M{x} {y}H620" stroke="currentColor" stroke-dasharray="2 4"/>')
+        parts.append(f'<text x="66" y="{float(y) - 5:.1f}">{name}</text>')
+    heights = [float(place(*curve[-1]).split(",")[1]) + 4 for curve in curves]
+    if abs(heights[0] - heights[1]) < 16:  # their names would be written over each other
+        apart = 8 if heights[0] > heights[1] else -8
+        heights = [heights[0] + apart, heights[1] - apart]
+    for each, curve, y, colour in zip(contestants, curves, heights, ("--drq", "--none"), strict=True):
         points = " ".join(place(*point) for point in curve)
-        x, y = place(*curve[-1]).split(",")
         style = f'style="stroke:var({colour})"'
         parts.append(f'<polyline points="{points}" fill="none" stroke-width="2.5" {style}/>')
-        parts.append(f'<text x="626" y="{float(y) + 4:.1f}" style="fill:var({colour})">{each.label}</text>')
+        parts.append(f'<text x="626" y="{y:.1f}" style="fill:var({colour})">{each.label}</text>')
     label = "Return of both agents over env steps"
     return f'<svg viewBox="0 0 750 320" role="img" aria-label="{label}">{"".join(parts)}</svg>'
