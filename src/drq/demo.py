@@ -200,18 +200,18 @@ def _curves(contestants: list[Contestant], references: dict[str, float]) -> str:
         parts.append(f'<text x="{x}" y="290" text-anchor="middle">{step:,.0f}</text>')
     parts.append('<text x="340" y="312" text-anchor="middle">env steps</text>')
     parts.append('<text x="14" y="145" text-anchor="middle" transform="rotate(-90 14 145)">return</text>')
-    for name, value in references.items():
-        x, y = place(0, value).split(",")
+    for name, reference in references.items():
+        x, y = place(0, reference).split(",")
         parts.append(f'<path d="M{x} {y}H620" stroke="currentColor" stroke-dasharray="2 4"/>')
         parts.append(f'<text x="66" y="{float(y) - 5:.1f}">{name}</text>')
     heights = [float(place(*curve[-1]).split(",")[1]) + 4 for curve in curves]
     if abs(heights[0] - heights[1]) < 16:  # their names would be written over each other
         apart = 8 if heights[0] > heights[1] else -8
         heights = [heights[0] + apart, heights[1] - apart]
-    for each, curve, y, colour in zip(contestants, curves, heights, ("--drq", "--none"), strict=True):
+    for each, curve, height, colour in zip(contestants, curves, heights, ("--drq", "--none"), strict=True):
         points = " ".join(place(*point) for point in curve)
         style = f'style="stroke:var({colour})"'
         parts.append(f'<polyline points="{points}" fill="none" stroke-width="2.5" {style}/>')
-        parts.append(f'<text x="626" y="{y:.1f}" style="fill:var({colour})">{each.label}</text>')
+        parts.append(f'<text x="626" y="{height:.1f}" style="fill:var({colour})">{each.label}</text>')
     label = "Return of both agents over env steps"
     return f'<svg viewBox="0 0 750 320" role="img" aria-label="{label}">{"".join(parts)}</svg>'
