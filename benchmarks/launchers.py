@@ -85,11 +85,11 @@ def launched(launcher: str, runs: int, jobs: int, folder: Path) -> str:
     began = time.monotonic()
     process = subprocess.Popen([*command, "--jobs", str(jobs)], stdout=subprocess.PIPE, text=True)
     watched = Watched(process)
-    first, begun, finished = 0.0, 0.0, []
+    first, begun, finished, started_with = 0.0, 0.0, [], 0.0
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("Begun:") and not begun:
-            begun = time.monotonic()
+            begun, started_with = time.monotonic(), watched.cpu_seconds
         elif line.startswith("Finished:"):
             finished.append(time.monotonic())
             first = first or time.monotonic() - began
@@ -97,7 +97,7 @@ def launched(launcher: str, runs: int, jobs: int, folder: Path) -> str:
         raise SystemExit(f"{launcher}: {len(finished)} of {runs} runs finished.")
     watched.join()
     slot = jobs * (finished[-1] - begun) / runs
-    cpu = 1e3 * watched.cpu_seconds / runs
+    cpu = 1e3 * (watched.cpu_seconds - started_with) / runs
     return (
         f"| {launcher} | {begun - began:.1f} s | {first:.1f} s | {slot:.2f} s | {cpu:.0f} ms "
         f"| {watched.megabytes:.0f} MB | {finished[-1] - began:.0f} s |"

@@ -2,11 +2,11 @@
 
     python benchmarks/paper_cost.py
 
-A control run is START and then so much an agent step as two whole runs took (docs/speed.md): Cheetah Run, 25,000 agent
-steps in 107 s, and Walker Walk, 50,000 in 203 s, evaluations, videos and checkpoints included, alone on the GPU. Both
-have the paper's batch of 512, so that suites with a batch of 128, and those from state, are counted too high; encoders
-other than the paper's were not measured. Where a step has several updates, these decide. An Atari run is the share of
-one that was made with 21 others.
+A control run costs so much of a GPU an agent step as the six PlaNet tasks took together, four at a time (results/):
+187,500 agent steps in 478 s, from the start of the command to its end, evaluations, videos and checkpoints included.
+These have the paper's batch of 512, so that suites with a batch of 128, and those from state, are counted too high;
+encoders other than the paper's were not measured. Where a step has several updates, their time decides. An Atari run is
+the share of one that was made with 21 others.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from drq.envs import family_of
 from drq.suites import SUITES, Suite
 from drq.training.schedule import Schedule
 
-CHEETAH, WALKER = (25_000, 107.0), (50_000, 203.0)
-SECONDS_PER_AGENT_STEP = (WALKER[1] - CHEETAH[1]) / (WALKER[0] - CHEETAH[0])
-START = CHEETAH[1] - CHEETAH[0] * SECONDS_PER_AGENT_STEP
+AT_A_TIME = 4
+SECONDS_PER_AGENT_STEP = 478 / 187_500
+"""Of a GPU: `drq suite run planet --seeds 1 --steps 100_000 --jobs 4`."""
 SECONDS_PER_UPDATE = {128: 1.29e-3, 256: 1.75e-3, 512: 2.68e-3}
 """By batch: `drq speed --full --only growth`."""
 ATARI = 1_141 / 38
@@ -37,21 +37,20 @@ def seconds(suite: Suite) -> list[float]:
             costs.append(ATARI)
             continue
         updates = config.agent.updates_per_step * SECONDS_PER_UPDATE.get(config.agent.batch_size, 0.0)
-        costs.append(START + Schedule(config).agent_steps * max(SECONDS_PER_AGENT_STEP, updates))
+        costs.append(Schedule(config).agent_steps * max(SECONDS_PER_AGENT_STEP, updates))
     return costs
 
 
 def hours(costs: list[float], gpus: int) -> float:
-    """Until the last run ends, the longest begun first, one at a time on each GPU."""
-    free = [0.0] * gpus
+    """Until the last run ends, the longest begun first; on each GPU some at a time, each slower for it."""
+    free = [0.0] * (gpus * AT_A_TIME)
     for cost in sorted(costs, reverse=True):
-        heapq.heapreplace(free, free[0] + cost)
+        heapq.heapreplace(free, free[0] + AT_A_TIME * cost)
     return max(free) / 3600
 
 
 def main() -> None:
-    step = f"{1e3 * SECONDS_PER_AGENT_STEP:.2f} ms an agent step"
-    print(f"A control run: {START:.0f} s and {step}; Atari: {ATARI:.0f} s.\n")
+    print(f"Of a GPU: {1e3 * SECONDS_PER_AGENT_STEP:.2f} ms an agent step of control, {ATARI:.0f} s an Atari run.\n")
     print(f"| suite | runs | GPU hours | {' | '.join(f'on {count}' for count in GPUS)} |")
     print(f"|---|---|---|{'---|' * len(GPUS)}")
     rows = [(name, seconds(suite)) for name, suite in SUITES.items()]

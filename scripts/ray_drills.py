@@ -1,6 +1,6 @@
 """Breaks suites on a Ray cluster on purpose, and counts what was lost.
 
-    python scripts/ray_drills.py [--only nodes driver poison]
+    python scripts/ray_drills.py [--only nodes driver stop poison]
 
 The cluster is a real one of several nodes on this machine. Each node has a temporary folder of its own, so that no file
 is shared. Every result is held, bit by bit, against that of the same runs as processes on this machine, left alone.
@@ -155,6 +155,16 @@ def driver(drill: Drill) -> str:
     return f"exit code {code}, {lost(drill, suite, out)} of 3 lost, {len(left)} temporary folders left"
 
 
+def stop(drill: Drill) -> str:
+    """Ctrl-C in the middle; processes on this machine go on."""
+    suite, out = drill.suite("stop", seeds=2), drill.folder / "stop"
+    command = drill.on_ray(suite, out)
+    wait(command, lambda: checkpoints(out) >= 2)
+    command.send_signal(signal.SIGINT)
+    code, again = command.wait(), drill.begin(suite, out, "--jobs", "2").wait()
+    return f"exit code {code}, then {again} with the local launcher, {lost(drill, suite, out)} of 2 lost"
+
+
 def poison(drill: Drill) -> str:
     """A run that dies whenever it learns."""
     (drill.folder / "poison.py").write_text(POISON_MODULE)
@@ -167,14 +177,14 @@ def poison(drill: Drill) -> str:
     return f"exit code {code}, {attempts} attempts, the other run finished: {finished}, error.txt ends: {error[-8:]!r}"
 
 
-DRILLS = {"nodes": nodes, "driver": driver, "poison": poison}
+DRILLS = {"nodes": nodes, "driver": driver, "stop": stop, "poison": poison}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=DRILLS, default=list(DRILLS))
     args = parser.parse_args()
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     with tempfile.TemporaryDirectory() as name:
         drill = Drill(Path(name))
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -13,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from drq.errors import UserError
-from drq.launch import local_copy, stores, suite_status
+from drq.launch import local_copy, node, stores, suite_status
 from drq.launch.launcher import ATTEMPTS, Launch, SuiteRunArguments, run_suite
-from drq.launch.pools import Ended, Job, Why, computed_with, installed
-from drq.launch.process import UNFIT, start_worker
+from drq.launch.pools import Ended, Job, LocalPool, Why, computed_with, how_it_ended
+from drq.launch.process import UNLIKE
 from drq.launch.ray_pool import memory_of, shipped_modules
 from drq.launch.stores import store_at
 from drq.launch.suite_folder import SuiteFolder
@@ -174,18 +175,33 @@ def test_what_is_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_machine_that_cannot_keep_the_arithmetic_is_refused(run: Path, tmp_path: Path) -> None:
-    assert computed_with(run)["device"] == "cpu"
-    receive(tmp_path / "run", Outbox(run).pieces())
-    config = tmp_path / "run" / "config.json"
-    described = json.loads(config.read_text())
+    suite, folder = find_suite(write_suite(tmp_path, GOOD)), SuiteFolder(tmp_path / "out")
+    there = folder.run_path(suite.runs()[0])
+    receive(there, Outbox(run).pieces())
+    assert computed_with(there)["device"] == "cpu"
+    described = json.loads((there / "config.json").read_text())
     described["computed_with"]["precision"] = "tf32"
-    config.write_text(json.dumps(described))
-    suite = find_suite(write_suite(tmp_path, GOOD))
-    job = Job(suite.runs()[0], dataclasses.replace(small(tmp_path / "run"), steps=160))
-    worker = start_worker(job.to_json(), tmp_path / "log.txt", {})
-    assert worker.wait(timeout=120) == UNFIT
-    assert "was begun in tf32 and" in (tmp_path / "log.txt").read_text()
-    assert installed("toy/reach")["torch"] is not None
+    (there / "config.json").write_text(json.dumps(described))
+    pool = LocalPool(folder, [{}])
+    pool.start(Job(suite.runs()[0], dataclasses.replace(small(there), steps=160)))
+    deadline = time.monotonic() + 120
+    while not (over := pool.ended()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert over[0].why == "mistake"  # on a cluster, another node would be looked for
+    assert "was begun in tf32 and" in over[0].error
+    assert how_it_ended(suite.runs()[0], UNLIKE, "").why == "unfit"
+
+
+def test_what_killed_runs_left_on_a_node_is_swept_away(tmp_path: Path) -> None:
+    gone, here = 2**22 + 1, os.getpid()  # no process has such a number
+    names = {f"{node._prefix()}{gone}-a": False, f"{node._prefix()}{gone}-b": True, f"{node._prefix()}{here}-c": True}
+    names |= {f"drq-run-elsewhere-{gone}-d": True, "something": True}  # of another machine; somebody else's
+    for name in names:
+        (tmp_path / name).mkdir()
+    (tmp_path / f"{node._prefix()}{gone}-b" / ".worker").write_text(str(here))  # which writes its last checkpoint
+    node.sweep(tmp_path)
+    assert {name: (tmp_path / name).exists() for name in names} == names
 
 
 def test_only_named_modules_that_are_not_installed_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,32 @@ from drq.launch.transfer import Outbox, Piece, RunStore, batches, below, receive
 WAIT_SECONDS = 2.0
 """How long an answer waits for something new."""
 LOOK_SECONDS = 0.25
+WORKER = ".worker"
+"""Beside a run: the number of its process."""
 TAKEN = "The run is somebody else's by now: another launcher has it, or this node was given up for lost.\n"
+
+
+def _prefix() -> str:
+    """Of the folders that runs work in on this machine; the process that watches over one comes next."""
+    return f"drq-run-{socket.gethostname()}-"
+
+
+def sweep(folder: Path) -> None:
+    """Removes what runs left there whose processes were killed before they could do so."""
+    for path in folder.glob(f"{_prefix()}*-*"):
+        pids = [path.name.removeprefix(_prefix()).partition("-")[0]]
+        with suppress(OSError):
+            pids.append((path / WORKER).read_text())
+        if not any(pid.isdecimal() and Path("/proc", pid).exists() for pid in pids):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 class RunHost:
     """One run on a node. An answer that got lost is given again: it is numbered, and the next question names it."""
 
     def __init__(self) -> None:
-        self.work = Path(tempfile.mkdtemp(prefix="drq-run-"))
+        sweep(Path(tempfile.gettempdir()))
+        self.work = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-"))
         self._process: subprocess.Popen[str] | None = None
         self._store: RunStore | None = None
         self._answer: tuple[int, list[Piece], int | None, str] = (0, [], None, "")
@@ -75,6 +94,7 @@ class RunHost:
         told["remove"] = str(self.work)
         variables = {**variables, **shared, **GPU_ORDER}
         self._process = start_worker(json.dumps(told), self._log, variables, cwd=self._lay_out(modules))
+        (self.work / WORKER).write_text(str(self._process.pid))
         self._answers = self._collect()
 
     def _lay_out(self, modules: Mapping[str, bytes]) -> Path:

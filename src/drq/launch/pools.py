@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -22,7 +22,7 @@ from drq.cores import usable_cores
 from drq.envs import family_of
 from drq.errors import UserError
 from drq.launch.mps import CLIENTS_PER_GPU, if_it_still_works, mps_if_possible
-from drq.launch.process import GPU_ORDER, MISTAKE, STOPPED, UNFIT, error_of, start_worker
+from drq.launch.process import GPU_ORDER, MISTAKE, STOPPED, UNFIT, UNLIKE, error_of, start_worker
 from drq.launch.suite_folder import SuiteFolder
 from drq.machine import free_memory
 from drq.suites import Run
@@ -195,12 +195,12 @@ def computed_with(run_path: Path, *, checkpoint_elsewhere: bool = False) -> dict
         found = folder.description.get("computed_with")
     except UserError:
         return {}  # the run itself says what is wrong
-    return found if isinstance(found, dict) else {}
+    return found if isinstance(found, dict) and {"device", "precision", "threads"} <= found.keys() else {}
 
 
 def how_it_ended(run: Run, code: int, error: str) -> Ended:
     """What an exit code means for another attempt."""
-    known: dict[int, Why] = {0: "", MISTAKE: "mistake", UNFIT: "unfit"}
+    known: dict[int, Why] = {0: "", MISTAKE: "mistake", UNFIT: "unfit", UNLIKE: "unfit"}
     return Ended(run, error, known.get(code, "failed"))
 
 
@@ -257,8 +257,9 @@ class LocalPool:
     def start(self, job: Job) -> None:
         slot = self._free.pop(0)
         environment = {**slot, **self._shared}
-        if threads := computed_with(self._folder.run_path(job.run)).get("threads"):
-            environment["OMP_NUM_THREADS"] = str(threads)  # as it began: other sums would be rounded otherwise
+        before = computed_with(self._folder.run_path(job.run))
+        if before.get("device") == "cpu":  # with as many threads as it began with: others would round otherwise
+            environment["OMP_NUM_THREADS"] = str(before["threads"])
         process = start_worker(job.to_json(), self._folder.log(job.run), environment)
         self._processes[job.run] = process, slot
         self._training[job.run] = Schedule(job.config).agent_steps
@@ -273,7 +274,8 @@ class LocalPool:
                 del self._processes[run]
                 if self._training.pop(run, None) is not None:
                     self._free.append(slot)
-                over.append(how_it_ended(run, code, error_of(code, self._folder.log(run))))
+                ended = how_it_ended(run, code, error_of(code, self._folder.log(run)))
+                over.append(replace(ended, why="mistake") if ended.why == "unfit" else ended)  # there is no other
                 if self._shared and code not in (0, STOPPED):
                     self._shared = if_it_still_works(self._shared)
         return over

@@ -15,8 +15,9 @@ from pathlib import Path
 
 MISTAKE = 2
 """Exit code of a run whose settings, data or disk are at fault: another attempt would end the same way."""
-UNFIT = 3
-"""Exit code of a run that another machine may make, but not this one."""
+UNFIT, UNLIKE = 3, 4
+"""Exit codes of a run that another machine may make, but not this one: it could make none of the suite's, or computes
+otherwise than the one on which this run was begun."""
 STOPPED = 130
 """Exit code of a run that was asked to stop."""
 GPU_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

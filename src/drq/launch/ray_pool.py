@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from drq.config import TrainConfig
+from drq.envs import family_of
 from drq.errors import UserError, install_command
 from drq.launch import node, process, transfer
 from drq.launch.pools import CORES_PER_CPU_RUN, Ended, Job, Jobs, computed_with, how_it_ended, most_per_gpu
@@ -30,6 +31,8 @@ LOOK_SECONDS = 2.0
 """Between two looks at which nodes there are."""
 BYTES_BESIDE_REPLAY = 1_500_000_000
 """What a run takes of the host's memory: PyTorch, networks, images under way, its evaluation."""
+RESOURCES = {"num_gpus": "GPU", "num_cpus": "CPU", "memory": "memory"}
+"""What is asked for -> what Ray says that a node has."""
 LOST_SECONDS = 60.0
 """After so long without a word of an actor its run is begun again elsewhere."""
 
@@ -69,6 +72,7 @@ def connect(address: str | None) -> Any:
         if address is None:
             # Read when ray is imported: a Ray for this command alone listens to this machine alone, and tells nobody.
             os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+            os.environ.setdefault("RAY_worker_niceness", "0")  # else its runs wait for everybody else's work
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray: Any = importlib.import_module("ray")
     except ImportError:
@@ -127,8 +131,10 @@ class RayPool:
         self._ray = ray = connect(self.address)
         self._modules = shipped_modules(self.imports)
         self._hosted: dict[Run, _Hosted] = {}
-        self._refused: dict[str, str] = {}
-        """Nodes that cannot make these runs, and why."""
+        self._refused: set[str] = set()
+        """Nodes that cannot make these runs."""
+        self._unlike: dict[Run, set[str]] = {}
+        """Nodes on which one run cannot go on."""
         self._keepers: dict[str, Any] = {}
         self._looked, self._nodes = 0.0, list[dict[str, Any]]()
         self._host: Any = ray.remote(max_restarts=0, concurrency_groups={"control": 1})(node.RunHost)
@@ -139,17 +145,27 @@ class RayPool:
     def _needs(self, config: TrainConfig, begun_on: Mapping[str, Any]) -> dict[str, Any]:
         """What a run asks Ray for."""
         if self._gpus and config.device != "cpu" and begun_on.get("device") != "cpu":
-            return {"num_gpus": self._share, "num_cpus": 1, "memory": memory_of(config, on_gpu=True)}
-        threads = begun_on.get("threads") or int(os.environ.get("OMP_NUM_THREADS") or CORES_PER_CPU_RUN)
-        most = max((int(each["Resources"].get("CPU", 0)) for each in self._alive()), default=threads)
-        cores = threads if begun_on else max(min(threads, most), 1)
+            cores = family_of(config.task).cores_per_gpu_run
+            with_gpus = [each["Resources"] for each in self._alive() if each["Resources"].get("GPU")]
+            shares = [int(each.get("CPU", 0.0) / each["GPU"] * self._share) for each in with_gpus]
+            cores = max(min([cores, *shares]), 1)  # the GPU decides how many runs there are
+            return {"num_gpus": self._share, "num_cpus": cores, "memory": memory_of(config, on_gpu=True)}
+        if begun_on.get("device") == "cpu":
+            cores = begun_on["threads"]
+        else:
+            most = max((int(each["Resources"].get("CPU", 0)) for each in self._alive()), default=CORES_PER_CPU_RUN)
+            cores = max(min(int(os.environ.get("OMP_NUM_THREADS") or CORES_PER_CPU_RUN), most), 1)
         return {"num_cpus": cores, "memory": memory_of(config, on_gpu=False)}
 
-    def _alive(self) -> list[dict[str, Any]]:
-        """The nodes that runs may be placed on."""
+    def _alive(self, run: Run | None = None) -> list[dict[str, Any]]:
+        """The nodes that runs, or this one, may be placed on."""
         if time.monotonic() - self._looked > LOOK_SECONDS:
             self._looked, self._nodes = time.monotonic(), [each for each in self._ray.nodes() if each["Alive"]]
-        return [each for each in self._nodes if each["NodeID"] not in self._refused]
+        out = self._out(run)
+        return [each for each in self._nodes if each["NodeID"] not in out]
+
+    def _out(self, run: Run | None) -> set[str]:
+        return self._refused | (self._unlike.get(run, set()) if run else set())
 
     @property
     def size(self) -> int:
@@ -157,9 +173,8 @@ class RayPool:
         if self.jobs != "auto" or not self.configs:
             return int(self.jobs) if self.jobs != "auto" else 1
         needs = self._needs(self.configs[0], {})
-        names = {"num_gpus": "GPU", "num_cpus": "CPU", "memory": "memory"}
         room = sum(
-            min(int(each["Resources"].get(names[key], 0.0) / amount + 1e-9) for key, amount in needs.items())
+            min(int(each["Resources"].get(RESOURCES[key], 0.0) / amount + 1e-9) for key, amount in needs.items())
             for each in self._alive()
         )
         return max(room, 1)
@@ -170,13 +185,13 @@ class RayPool:
 
     def start(self, job: Job) -> None:
         begun_with = self._begun_with(job.run)
-        options = self._needs(job.config, begun_with)
-        if self._refused:
-            options["label_selector"] = {"ray.io/node-id": f"!in({','.join(self._refused)})"}
-        if not any(_has_room(each, options) for each in self._alive()):
-            amounts = ", ".join(f"{name} {value:,.4g}" for name, value in options.items() if name != "label_selector")
+        needs = self._needs(job.config, begun_with)
+        if not any(_has_room(each, needs) for each in self._alive(job.run)):
+            amounts = ", ".join(f"{name} {value:,.4g}" for name, value in needs.items())
             self.notices.append(f"No node of the cluster has room for {job.run} ({amounts}): it waits for one.")
-        actor = self._host.options(**options).remote()
+        out = self._out(job.run)
+        labels = {"label_selector": {"ray.io/node-id": f"!in({','.join(out)})"}} if out else {}
+        actor = self._host.options(**needs, **labels).remote()
         owner = uuid.uuid4().hex
         sending: Iterator[list[Piece]] = iter(())
         if self.store is not None:
@@ -234,8 +249,7 @@ class RayPool:
         begun_with = self._begun_with(run)
         needs = self._needs(config, begun_with)
         on_gpu = "num_gpus" in needs
-        threads = begun_with.get("threads") or (1 if on_gpu else needs["num_cpus"])
-        variables = {"OMP_NUM_THREADS": str(threads)} | ({} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
+        variables = {"OMP_NUM_THREADS": str(needs["num_cpus"])} | ({} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
         shared: Any = {}
         if on_gpu and needs["num_gpus"] < 1 and hosted.node is not None:
             shared = self._keeper(hosted.node).variables.remote()
@@ -259,17 +273,20 @@ class RayPool:
             self._keepers[hosted.node].try_out.remote()
         if ended.why == "unfit" and hosted.node is not None:
             last = said.strip().splitlines()[-1]
-            self._refused[hosted.node] = last
-            self.notices.append(f"No run goes to the node {hosted.name}: {last}")
+            if code == process.UNLIKE:
+                self._unlike.setdefault(ended.run, set()).add(hosted.node)
+            else:
+                self._refused.add(hosted.node)
+                self.notices.append(f"No run goes to the node {hosted.name}: {last}")
             needs = self._needs(hosted.job.config, self._begun_with(ended.run))
-            if not any(_has_room(each, needs) for each in self._alive()):
+            if not any(_has_room(each, needs) for each in self._alive(ended.run)):
                 ended = Ended(ended.run, f"No other node of the cluster has room for it. {last}\n", "mistake")
         return self._over(hosted, ended)
 
     def _died(self, hosted: _Hosted, error: Exception) -> Ended:
         """A node that is gone does not count as a failure of the run; a process that died on one that lives does."""
         self._looked = 0.0
-        alive = {each["NodeID"] for each in self._alive()} | self._refused.keys()
+        alive = {each["NodeID"] for each in self._alive()} | self._refused
         first = str(error).strip().splitlines()
         reason = next((line for line in first if line.startswith("The actor")), first[0] if first else "")
         if hosted.unavailable_since is not None or hosted.node is None or hosted.node not in alive:
@@ -298,6 +315,5 @@ class RayPool:
             self._ray.kill(hosted.actor)
 
 
-def _has_room(each: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
-    names = {"num_gpus": "GPU", "num_cpus": "CPU", "memory": "memory"}
-    return all(each["Resources"].get(names[key], 0.0) >= options[key] for key in names if key in options)
+def _has_room(each: Mapping[str, Any], needs: Mapping[str, Any]) -> bool:
+    return all(each["Resources"].get(RESOURCES[key], 0.0) >= amount for key, amount in needs.items())

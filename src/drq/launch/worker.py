@@ -18,11 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from drq.errors import UserError
-from drq.launch.process import MISTAKE, STOPPED, UNFIT
+from drq.launch.process import MISTAKE, STOPPED, UNFIT, UNLIKE
 
 
 class Unfit(UserError):
     """Another machine may make this run, but not this one; says why."""
+
+    code = UNFIT
+
+
+class Unlike(Unfit):
+    """This machine would round otherwise than the one on which the run was begun."""
+
+    code = UNLIKE
 
 
 def main() -> int:
@@ -46,7 +54,7 @@ def main() -> int:
                 drop_replay(RunFolder(result.dir).checkpoint)
     except Unfit as error:
         print(error, file=sys.stderr)
-        return UNFIT
+        return error.code
     except UserError as error:
         print(error, file=sys.stderr)
         return MISTAKE
@@ -70,9 +78,9 @@ def _check_machine(wanted: dict[str, str | None] | None, path: Path, config: Any
     before = computed_with(path)
     if before.get("device") == "cpu":
         precision = EngineSettings.resolve(config.engine, choose_device(config.device), config.agent).precision
-        if precision != before.get("precision"):
-            raise Unfit(
-                f"The run was begun in {before.get('precision')} and {socket.gethostname()} would go on in "
+        if precision != before["precision"]:
+            raise Unlike(
+                f"The run was begun in {before['precision']} and {socket.gethostname()} would go on in "
                 f"{precision}: go on with it on a CPU like the first."
             )
 
