@@ -92,6 +92,11 @@ def test_a_run_that_was_stopped_in_the_middle_of_pruning_is_pruned_again(tmp_pat
     assert json.loads(latest.read_text())["dropped"] is True
 
 
+def test_a_store_is_not_pruned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert prune("memory://runs") == 2
+    assert "is a store, and only folders on a disk can be pruned: name one." in capsys.readouterr().err
+
+
 def test_links_are_not_followed(tmp_path: Path) -> None:
     folder = tmp_path / "out" / "toy-reach" / "k1-m1" / "seed-1"
     opened(tmp_path / "out", find_suite(write_suite(tmp_path, GOOD))).close()

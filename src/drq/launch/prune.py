@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
+from drq.errors import UserError
+from drq.launch.stores import store_at
 from drq.launch.suite_folder import SuiteFolder
 from drq.training.checkpoint import drop_replay, replay_files
 from drq.training.folder import RunFolder
@@ -24,6 +26,8 @@ class SuitePruneArguments:
 
 def prune_suite(args: SuitePruneArguments) -> int:
     """`drq suite prune DIR`. 1: somebody was asked and said no."""
+    if store_at(args.dir) is not None:
+        raise UserError(f"{args.dir} is a store, and only folders on a disk can be pruned: name one.")
     suite = SuiteFolder(args.dir)
     found = {}
     for run in suite.read().runs:
