@@ -79,6 +79,18 @@ def test_a_file_acts_as_the_run_does(lamp: Path, tmp_path: Path) -> None:
     assert file.stat().st_size < checkpoint / 4
 
 
+def test_a_file_of_a_dueling_network_has_its_advantages_alone_and_acts_alike(catch: Path, tmp_path: Path) -> None:
+    file = drq.export(catch, tmp_path / "catch.drq")
+    held = read_policy_file(file)
+    assert not [name for name in held.weights if "value" in name or "hidden.1" in name]
+    run, policy = drq.load(catch), drq.load(file)
+    shown = frames(50, 36, 36, 3)
+    assert [policy.act(frame) for frame in shown] == [run.act(frame) for frame in shown]
+    again = drq.load(drq.export(file, tmp_path / "again.drq"))
+    policy.reset()
+    assert [again.act(frame) for frame in shown] == [policy.act(frame) for frame in shown]
+
+
 def test_a_file_is_loaded_and_played_where_only_its_environment_is(lamp: Path, tmp_path: Path) -> None:
     """In another process, folder and without the augmentation's module; acting needs the environment's neither."""
     file = drq.export(lamp, tmp_path / "lamp.drq")

@@ -20,7 +20,7 @@ from torch.nn.utils import parametrize
 
 from drq.agents import Agent, make_agent
 from drq.backend import Backend
-from drq.config import EngineConfig
+from drq.config import AgentConfig, DQNConfig, EngineConfig
 from drq.envs import EnvSpec, family_of
 from drq.envs.area import Resize
 from drq.errors import UserError
@@ -70,6 +70,7 @@ def export(
         if frame is not None:
             raise UserError("A drq file takes frames of any size: leave --frame out, or choose --format onnx or pt2.")
         weights = _weights(policy, torch.bfloat16 if dtype == "bf16" else torch.float32)
+        config = replace(config, agent=_acting_settings(config.agent, weights))
         write_policy_file(out, PolicyFile(config, spec, policy.agent_step, weights))
         return out
     if dtype == "bf16":
@@ -97,6 +98,16 @@ def _weights(policy: TrainedPolicy, dtype: torch.dtype) -> dict[str, Tensor]:
         value = state[name].detach().contiguous()
         weights[name] = value.to(dtype) if value.is_floating_point() else value
     return weights
+
+
+def _acting_settings(agent: AgentConfig, weights: dict[str, Tensor]) -> AgentConfig:
+    """Takes the value stream out of a dueling DQN's weights, half of them, and gives the settings of what is left: the
+    action of the greatest value is that of the greatest advantage."""
+    if not isinstance(agent, DQNConfig) or not agent.dueling:
+        return agent
+    for name in [name for name in weights if name.startswith(("online.value.", "online.hidden.1."))]:
+        del weights[name]
+    return replace(agent, dueling=False)
 
 
 def _plain_agent(policy: TrainedPolicy) -> Agent:
