@@ -71,9 +71,14 @@ class Drill:
         self._nodes += 1
         own = self.folder / f"node-{self._nodes}"
         own.mkdir()
-        return self.cluster.add_node(
-            num_cpus=1, memory=8 * 10**9, object_store_memory=10**8, env_vars={"TMPDIR": str(own)}
-        )
+        given = {"num_cpus": 1, "memory": 8 * 10**9, "object_store_memory": 10**8, "env_vars": {"TMPDIR": str(own)}}
+        for attempt in range(4):
+            try:
+                return self.cluster.add_node(**given)
+            except Exception as error:  # Ray gives a node 30 s to start, which a busy machine may need longer for
+                if attempt == 3 or "timed out during startup" not in str(error):
+                    raise
+        return None
 
     def suite(self, name: str, seeds: int, more: str = "") -> Path:
         path = self.folder / f"{name}.toml"

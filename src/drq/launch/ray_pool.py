@@ -84,8 +84,10 @@ def connect(address: str | None) -> Any:
         try:
             ray.init(address=address or "local", include_dashboard=False if address is None else None,
                      log_to_driver=False, configure_logging=False)  # fmt: skip
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except Exception as error:  # it raises that itself where a node of its own does not start in time
             reason = str(error).partition("\n")[0].rstrip(".")
+            if address is None:
+                raise UserError(f"Ray did not start here ({reason}): try again when the machine is idle.") from error
             raise UserError(
                 f"There is no Ray cluster at --address {address} ({reason}): start one (`ray start --head`), name "
                 "another, or leave --address out for one on this machine."
