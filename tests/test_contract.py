@@ -235,7 +235,7 @@ def test_the_target_network_may_act() -> None:
     learner = make("cpu", graphs=False)
     with torch.no_grad():
         learner.agent.modules["target"].bias.copy_(torch.tensor([0.0, 100.0, 0.0]))
-    assert learner.action(np.zeros(4, np.float32), 0)() == 1
+    assert learner.actions(np.zeros((1, 4), np.float32), 0)() == [1]
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(1, [1] * 6), (0.5, [0, 1] * 3), (1.5, [1, 2] * 3), (4, [4] * 6)])

@@ -449,7 +449,7 @@ def test_acting_as_a_graph_equals_acting() -> None:
     for agent_step in range(5):
         observation = rng.integers(0, 256, CONTROL.observation_shape, dtype=np.uint8)
         np.testing.assert_allclose(
-            plain.action(observation, agent_step)(), graph.action(observation, agent_step)(), atol=1e-5
+            plain.actions(observation[None], agent_step)(), graph.actions(observation[None], agent_step)(), atol=1e-5
         )
 
 

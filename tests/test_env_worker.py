@@ -18,7 +18,7 @@ def episodes(worker: Any, seeds: list[int]) -> list[np.ndarray]:
     """First frames and what follows."""
     record: list[Any] = []
     for seed in seeds:
-        record.append(worker.reset(seed))
+        record.append(worker.reset(seed)())
         for agent_step in range(AGENT_STEPS):
             step = worker.step(agent_step % 3)()
             record += [step.frame, np.array([step.reward, step.discount, step.done, step.score])]

@@ -62,7 +62,7 @@ class Order:
 
         with self._monkeypatch.context() as patch:
             patch.setattr(Learner, "runs_ahead", runs_ahead)
-            patch.setattr(Learner, "action", noting("act", Learner.action))
+            patch.setattr(Learner, "actions", noting("act", Learner.actions))
             patch.setattr(Learner, "update", noting("update", Learner.update))
             patch.setattr(Replay, "add", noting("store", Replay.add))
             patch.setattr(loop, "ThreadedEnv", Noting)

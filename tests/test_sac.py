@@ -22,7 +22,7 @@ from drq.envs.protocol import EnvSpec
 from drq.errors import UserError
 from drq.replay import Batch, Replay
 from drq.training.checkpoint import Checkpoints
-from drq.training.state import RunState
+from drq.training.state import RunState, UnderWay
 from sac_paper import Paper
 
 CPU = torch.device("cpu")
@@ -253,7 +253,7 @@ def test_tying_survives_save_and_load(tmp_path: Path, freeze: bool) -> None:
         learner.update()
     checkpoints = Checkpoints(tmp_path / "checkpoint")
     actions = torch.rand(5, ACTIONS, generator=Generator().manual_seed(0)).numpy()
-    run = RunState(agent_step=80, episode=3, episode_actions=list(actions), last_return=1.5, seconds=2.25)
+    run = RunState(agent_step=80, episode=3, under_way=[UnderWay(3, 0.5, list(actions))], last_return=1.5, seconds=2.25)
     checkpoints.save(learner, run)
     checkpoints.close()
 
@@ -262,8 +262,10 @@ def test_tying_survives_save_and_load(tmp_path: Path, freeze: bool) -> None:
     restored = again.restore(other)
     again.close()
     assert restored is not None
-    assert np.array_equal(restored.episode_actions, actions)
-    assert replace(restored, episode_actions=[]) == replace(run, episode_actions=[])
+    (episode,) = restored.under_way
+    assert np.array_equal(episode.actions, actions)
+    assert replace(episode, actions=[]) == UnderWay(3, 0.5)
+    assert replace(restored, under_way=[]) == replace(run, under_way=[])
     one, two = learner.agent, other.agent
     assert isinstance(one, SAC)
     assert isinstance(two, SAC)

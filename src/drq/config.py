@@ -294,6 +294,9 @@ class TrainConfig:
     """Run folder. Unset: runs/<task>-<preset>-<seed>."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the agent learns."""
+    num_envs: int = 1
+    """Environments of a gym task that are stepped together, each in a process. Their agent steps are counted over all,
+    with `updates_per_step` updates for each."""
     init_from: str | None = None
     """Begin with the weights of another run, by its folder, or of an exported file. Resuming does not need it again."""
     init_replay: bool = False
@@ -330,13 +333,14 @@ def check(config: TrainConfig) -> None:
         "checkpoint-every": (config.checkpoint_every, 1),
         "log-every": (config.log_every, 1),
         "seed": (config.seed, 0),
-        "replay.capacity": (config.replay.capacity, 2),
+        "num-envs": (config.num_envs, 1),
+        "replay.capacity": (config.replay.capacity, 2 * config.num_envs),
         "eval.every": (config.eval.every, 0),
         "eval.episodes": (config.eval.episodes, 1),
         "eval.min-agent-steps": (config.eval.min_agent_steps, 0),
         **{f"agent.{name.replace('_', '-')}": (getattr(agent, name), 1) for name in _COUNTS if hasattr(agent, name)},
         # An update needs one transition to learn from, whose return of n steps is complete.
-        "agent.seed-steps": (agent.seed_steps, max(agent.n_step, 1)),
+        "agent.seed-steps": (agent.seed_steps, max(agent.n_step, 1) * config.num_envs),
         **{f"agent.{name.replace('_', '-')}": (getattr(agent, name, 0), 0) for name in _NOT_NEGATIVE},
     }
     for flag, (value, least) in at_least.items():
@@ -344,6 +348,7 @@ def check(config: TrainConfig) -> None:
             raise UserError(f"--{flag} is {value}: set it to {least} or more.")
     at_most = {
         "steps": (config.steps, 10**12),
+        "num-envs": (config.num_envs, 256),
         "seed": (config.seed, 2**63 - 1),
         "replay.capacity": (config.replay.capacity, 10**9),
         "env.image-size": (config.env.image_size, 4096),

@@ -94,8 +94,8 @@ def make_agent(spec: EnvSpec, config: AgentConfig, backend: Backend, seed: int) 
         return agent
 
 
-def make_replay(spec: EnvSpec, config: AgentConfig, backend: Backend, capacity: int) -> Replay:
-    """An empty replay of so many transitions, with what an agent's settings ask of one."""
+def make_replay(spec: EnvSpec, config: AgentConfig, backend: Backend, capacity: int, streams: int = 1) -> Replay:
+    """An empty replay of so many transitions of so many environments, with what an agent's settings ask of one."""
     sampler = None
     if isinstance(config, RainbowConfig) and config.prioritised:
         sampler = PrioritisedSampler(
@@ -107,6 +107,7 @@ def make_replay(spec: EnvSpec, config: AgentConfig, backend: Backend, capacity: 
         n_step=config.n_step,
         discount=config.discount,
         early_bootstrap=isinstance(config, RainbowConfig) and config.early_bootstrap,
+        streams=streams,
         sampler=sampler,
         backend=backend,
     )

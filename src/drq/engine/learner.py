@@ -118,11 +118,11 @@ class Learner:
         """Whether `update` only launches the work, so that it may be called before the action has arrived."""
         return self.engine.device.type == "cuda"
 
-    def action(self, observation: NDArray[Any] | Tensor, agent_step: int) -> Callable[[], Action]:
-        """Begins to choose an exploring action; calling the result waits for it."""
-        noise = self.agent.exploration(1, agent_step, self.acting_generator)
-        wait = self.actor.begin(observation[None], noise)
-        return lambda: to_action(wait()[0], self.replay.spec)
+    def actions(self, observations: NDArray[Any] | Tensor, agent_step: int) -> Callable[[], list[Action]]:
+        """Begins to choose exploring actions for a batch; calling the result waits for them."""
+        noise = self.agent.exploration(len(observations), agent_step, self.acting_generator)
+        wait = self.actor.begin(observations, noise)
+        return lambda: [to_action(row, self.replay.spec) for row in wait()]
 
     def update(self) -> None:
         """One update. On a GPU it is launched, not waited for."""

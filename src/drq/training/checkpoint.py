@@ -37,7 +37,7 @@ from drq.replay import Replay
 from drq.training.folder import refuse_odd, write_atomically
 from drq.training.policy_file import PolicyFile, header, read_policy_file
 from drq.training.schedule import Schedule
-from drq.training.state import Best, RunState
+from drq.training.state import Best, RunState, UnderWay
 
 T = TypeVar("T")
 
@@ -136,6 +136,15 @@ class Description:
         return [*self.checksums, *([self.best.file] if self.best else [])]
 
     @property
+    def under_way(self) -> list[tuple[int, float]]:
+        """Number and score of each environment's episode. An earlier version knew one."""
+        one = [[self.progress["episode"], self.progress.get("episode_score", 0.0)]]
+        found = [(number, score) for number, score in self.progress.get("under_way", one)]
+        if len(found) != len(self.replay):
+            raise ValueError("it has not an episode for each stream")
+        return found
+
+    @property
     def pending(self) -> list[int]:
         """Agent steps of the evaluations that were under way."""
         return list(self.progress.get("pending", ()))
@@ -155,6 +164,7 @@ class Description:
             ("updates", self.updates, MOST),
             ("episode", progress["episode"], step + FORGOTTEN_EPISODES),
             ("evaluated", progress["evaluated"], step),
+            *(("under_way", number, step + FORGOTTEN_EPISODES) for number, _ in self.under_way),
             *((f"log_sizes.{name}", progress["log_sizes"][name], MOST) for name in ("train", "eval")),
             ("eval_rows", progress.get("eval_rows") or 0, MOST),
             ("inherited", progress.get("inherited", 0), MOST),
@@ -175,7 +185,7 @@ class Description:
         for name, count, most in limits:
             if type(count) is not int or not 0 <= count <= most:
                 raise ValueError(f"{name} is {count!r}")
-        numbers = [progress["episode_score"], progress["seconds"], progress["last_return"] or 0.0]
+        numbers = [progress["seconds"], progress["last_return"] or 0.0, *(score for _, score in self.under_way)]
         numbers += [self.best.return_mean] if self.best else []
         if not all(math.isfinite(number) for number in (*numbers, *progress["metrics"].values())):
             raise ValueError("it has a number that is not finite")
@@ -214,7 +224,8 @@ class Checkpoints:
                 f"The agent has diverged: {diverged} is not finite at agent step {run.agent_step:,}. {kept}: "
                 "try a smaller --agent.learning-rate in another --dir, and see that rewards are not huge."
             )
-        now["episode_actions"] = torch.from_numpy(np.array(run.episode_actions, dtype=np.float32))
+        for slot, episode in enumerate(run.under_way):
+            now[_actions_of(slot)] = torch.from_numpy(np.array(episode.actions, dtype=np.float32))
         for agent_step, weights in run.pending.items():
             now |= {f"evaluation.{agent_step}.{name}": value for name, value in weights.items()}
         state = Snapshot.of(now)
@@ -238,7 +249,12 @@ class Checkpoints:
             state=f"state-{serial:010d}.safetensors",
             segments=segments,
             replay=replay.counters(),
-            progress=progress | {"metrics": learner.metrics(), "pending": list(run.pending)},
+            progress=progress
+            | {
+                "under_way": [[episode.number, episode.score] for episode in run.under_way],
+                "metrics": learner.metrics(),
+                "pending": list(run.pending),
+            },
             serial=serial,
             best=before.best if before else None,
         )
@@ -362,7 +378,7 @@ class Checkpoints:
 
 
 _PROGRESS = [
-    field.name for field in fields(RunState) if field.name not in ("agent_step", "episode_actions", "pending", "best")
+    field.name for field in fields(RunState) if field.name not in ("agent_step", "under_way", "pending", "best")
 ]
 """What latest.json keeps of a run's state under `progress` as it is."""
 
@@ -480,15 +496,23 @@ def _described_or_nothing(file: Path) -> list[Description]:
 
 
 def _run_state(described: Description, state: dict[str, Tensor], learner: Learner) -> RunState:
-    actions = state["episode_actions"]
-    if len(actions) > described.agent_step or not torch.isfinite(actions).all():
-        raise ValueError("its episode_actions are none")
+    under_way = []
+    for slot, (number, score) in enumerate(described.under_way):
+        actions = state[_actions_of(slot)]
+        if len(actions) > described.agent_step or not torch.isfinite(actions).all():
+            raise ValueError("its episode_actions are none")
+        under_way.append(UnderWay(number, score, [to_action(row, learner.replay.spec) for row in actions.numpy()]))
     return RunState(
         agent_step=described.agent_step,
-        episode_actions=[to_action(row, learner.replay.spec) for row in actions.numpy()],
+        under_way=under_way,
         pending={number: _beginning_with(f"evaluation.{number}.", state) for number in described.pending},
         **{name: described.progress[name] for name in _PROGRESS if name in described.progress},
     )
+
+
+def _actions_of(slot: int) -> str:
+    """The tensor with the actions of an environment's episode; the only one of most runs has no number."""
+    return f"episode_actions.{slot}" if slot else "episode_actions"
 
 
 def _check_file(path: Path, sha256: str | None) -> None:

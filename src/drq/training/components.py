@@ -21,6 +21,7 @@ from drq.engine import (
     lay_out,
 )
 from drq.envs import Environment, EnvironmentGroup, EnvSpec
+from drq.envs.remote import RemoteEnvironment
 from drq.presets import action_repeat_for
 from drq.training.evaluate import FrameStack
 from drq.training.folder import RunFolder
@@ -47,6 +48,11 @@ def make_env(config: TrainConfig) -> Environment:
     return envs.make(config.task, config.env, action_repeat_for(config))
 
 
+def make_remote_env(config: TrainConfig) -> RemoteEnvironment:
+    """The same in a process of its own."""
+    return RemoteEnvironment(config.task, config.env, action_repeat_for(config), config.imports)
+
+
 def make_group(config: TrainConfig, count: int) -> EnvironmentGroup:
     """So many environments of a run's task, to play side by side."""
     envs.import_modules(config.imports)
@@ -67,7 +73,7 @@ def make_learner(
     own = agent.backend if agent is not None else None
     backend = own if isinstance(own, FastBackend) else FastBackend(engine)
     agent = agent or make_agent(spec, config.agent, backend, seed_for(config.seed, Purpose.WEIGHTS))
-    replay = make_replay(spec, config.agent, backend, capacity)
+    replay = make_replay(spec, config.agent, backend, capacity, config.num_envs)
     return Learner(agent, replay, backend, seed_for(config.seed, Purpose.UPDATES))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from drq.envs.protocol import Action, Environment, Frame, Step
+from drq.envs.remote import RemoteEnvironment
 from drq.envs.thread import EnvThread
 
 
@@ -15,8 +16,8 @@ class EnvWorker(Protocol):
     @property
     def env(self) -> Environment: ...
 
-    def reset(self, seed: int) -> Frame:
-        """Begins an episode."""
+    def reset(self, seed: int) -> Callable[[], Frame]:
+        """Begins an episode; calling the result waits for its first frame."""
         ...
 
     def step(self, action: Action) -> Callable[[], Step]:
@@ -36,8 +37,8 @@ class ThreadedEnv:
         self._thread = EnvThread("env")
         self.env = self._thread.submit(make).result()
 
-    def reset(self, seed: int) -> Frame:
-        return self._thread.submit(self.env.reset, seed).result()
+    def reset(self, seed: int) -> Callable[[], Frame]:
+        return self._thread.submit(self.env.reset, seed).result
 
     def step(self, action: Action) -> Callable[[], Step]:
         return self._thread.submit(self.env.step, action).result
@@ -55,8 +56,9 @@ class InlineEnv:
     def __init__(self, make: Callable[[], Environment]) -> None:
         self.env = make()
 
-    def reset(self, seed: int) -> Frame:
-        return self.env.reset(seed)
+    def reset(self, seed: int) -> Callable[[], Frame]:
+        frame = self.env.reset(seed)
+        return lambda: frame
 
     def step(self, action: Action) -> Callable[[], Step]:
         step = self.env.step(action)
@@ -64,3 +66,13 @@ class InlineEnv:
 
     def close(self) -> None:
         self.env.close()
+
+
+class ProcessEnv:
+    """Works an environment in a process of its own, beside others of the same run."""
+
+    def __init__(self, env: RemoteEnvironment) -> None:
+        self.env = env
+        self.reset = env.begin_reset
+        self.step = env.begin_step
+        self.close = env.close

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import math
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from drq import envs
 from drq.agents import Agent, check_agent
 from drq.config import TrainConfig, check
-from drq.engine import EngineSettings, FastBackend, Snapshot, choose_device, in_words, lacks_memory
+from drq.engine import DrawnStack, EngineSettings, FastBackend, Snapshot, choose_device, in_words, lacks_memory
 from drq.envs import Action, Frame, Step, family_of
 from drq.errors import UserError
 from drq.presets import action_repeat_for, configure, default_dir
@@ -26,8 +28,16 @@ from drq.settings import flat, override
 from drq.training.callbacks import Callbacks, Event, RunView
 from drq.training.checkpoint import Checkpoints
 from drq.training.clock import Clock
-from drq.training.components import make_env, make_learner, make_stack, names_that_act, settle_render
-from drq.training.env_worker import EnvWorker, InlineEnv, ThreadedEnv
+from drq.training.components import (
+    make_env,
+    make_learner,
+    make_remote_env,
+    make_stack,
+    names_that_act,
+    settle_render,
+)
+from drq.training.env_worker import EnvWorker, InlineEnv, ProcessEnv, ThreadedEnv
+from drq.training.evaluate import FrameStack
 from drq.training.evaluation_service import EvaluationRequest, PlayedEvaluation, open_evaluation_service
 from drq.training.folder import INFO, RunFolder, config_to_json, unwritable, write_atomically
 from drq.training.initial import begin_with
@@ -38,7 +48,7 @@ from drq.training.policy_file import PolicyFile
 from drq.training.progress import Progress, duration, info_text
 from drq.training.schedule import Schedule
 from drq.training.seeds import Purpose, random_action, seed_for
-from drq.training.state import Best, RunState
+from drq.training.state import Best, RunState, UnderWay
 from drq.training.stopping import StopSignal, Watch
 from drq.training.video import NO_FFMPEG, ffmpeg_available
 
@@ -110,6 +120,8 @@ class Trainer:
         check(config)
         check_agent(config.agent)
         envs.check_settings(config.env, action_repeat_for(config))
+        if config.num_envs > 1 and not family_of(config.task).of_the_users:
+            raise UserError(f"--num-envs is for gym tasks, whose steps may be slow: leave it out for {config.task}.")
         if config.wandb:
             require_wandb()
         self.config = config
@@ -140,8 +152,8 @@ class Trainer:
         """When evaluations were asked for, by agent step."""
         self._acting: list[str] | None = None
         """Names of the weights that the best policy is kept with."""
-        self._unstored: tuple[Action, Step] | None = None
-        """The newest transition, until it is in the replay. Its frame is the newest in the stack."""
+        self._unstored: list[tuple[Action, Step]] = []
+        """Each environment's newest transition, until it is in the replay. Its frame is the newest in the stack."""
 
     def run(self) -> TrainResult:
         """Trains to the end of the budget, from wherever the folder's checkpoint is."""
@@ -202,14 +214,13 @@ class Trainer:
         """Makes all that a run needs, new or as its checkpoint left it."""
         config = self.config
         closing.callback(self.progress.close)
-        worker = InlineEnv if self.device.type == "cuda" else ThreadedEnv
-        self.env: EnvWorker = worker(lambda: make_env(config))
-        closing.callback(self.env.close)
-        self.spec = self.env.env.spec
+        self.envs = self._open_envs(closing)
+        first = self.envs[0].env
+        self.spec = first.spec
         self.videos = config.eval.video and ffmpeg_available()
         if config.eval.video and not self.videos:
             self.progress.say(f"No videos will be recorded. {NO_FFMPEG}")
-        elif self.videos and not getattr(self.env.env, "draws", True):
+        elif self.videos and not getattr(first, "draws", True):
             self.videos = False
             self.progress.say(f"No videos will be recorded: {config.task} has no rgb_array render mode.")
         if self.device.type == "cpu" and self.spec.pixels and config.preset in GPU_PRESETS:
@@ -218,7 +229,7 @@ class Trainer:
             )
         self.evaluations = open_evaluation_service(config, self.engine, self.watch.stopping, self._show_evaluation)
         closing.callback(self.evaluations.close)
-        capacity = config.replay.capacity or self.schedule.agent_steps
+        capacity = (config.replay.capacity or self.schedule.agent_steps) // config.num_envs * config.num_envs
         self._needed = Replay.bytes_needed(self.spec, capacity)
         self.progress.say(
             f"{config.task} on {_device_name(self.device)}; replay of {capacity:,} transitions: "
@@ -232,7 +243,7 @@ class Trainer:
                 f"steps, and the first {config.agent.seed_steps:,} are random (--agent.seed-steps)."
             )
         self.learner = make_learner(config, self.spec, self.engine, capacity, self._agent)
-        self.stack = make_stack(config, self.env.env, self.engine)
+        self.stacks = [make_stack(config, each.env, self.engine) for each in self.envs]
         if config.init_from and not self.checkpoints.exist:
             said, self.state.inherited = begin_with(config, self.learner)
             self.progress.say(said)
@@ -257,11 +268,23 @@ class Trainer:
             self.progress.say(notice)
         self.newest_evaluation = next(reversed(self.folder.evaluations()), None)
         if restored:
-            self._return_to_episode()
+            self._return_to_episodes()
         else:
-            self._begin_episode()
+            self.state.under_way = [UnderWay(slot) for slot in range(config.num_envs)]
+            self._begin_episodes(range(config.num_envs))
             if config.init_from:
                 self._checkpoint()  # from here on the run needs nothing of another's
+
+    def _open_envs(self, closing: ExitStack) -> list[EnvWorker]:
+        config, opened = self.config, list[EnvWorker]()
+        if config.num_envs == 1:
+            opened.append((InlineEnv if self.device.type == "cuda" else ThreadedEnv)(lambda: make_env(config)))
+            closing.callback(opened[0].close)
+        else:
+            for _ in range(config.num_envs):  # all begin to open before the first is waited for
+                opened.append(ProcessEnv(make_remote_env(config)))
+                closing.callback(opened[-1].close)
+        return opened
 
     def _computed_with(self) -> dict[str, str | int]:
         """What the last bits of a result hang on beside the settings."""
@@ -301,85 +324,113 @@ class Trainer:
                 return
             if schedule.log_due(state.agent_step):
                 self._log_train()
-            action, step = self._step()
-            self._unstored = action, step
-            self.stack.push(step.frame)
-            state.agent_step += 1
-            state.episode_score += step.score
-            state.episode_actions.append(action)
-            if step.done:
-                state.last_return = state.episode_score
-                state.episode += 1
-                self._begin_episode()
-                self._tell("on_episode")
+            self._unstored = self._step()
+            state.agent_step += len(self._unstored)
+            over = []
+            for slot, (action, step) in enumerate(self._unstored):
+                self.stacks[slot].push(step.frame)
+                state.under_way[slot].score += step.score
+                state.under_way[slot].actions.append(action)
+                if step.done:
+                    over.append(slot)
+            self._end_episodes(over)
             self._tell("on_step")
             self._show_progress()
 
-    def _step(self) -> tuple[Action, Step]:
-        """Chooses an action and takes it; beside that stores the transition before it, and updates."""
+    def _step(self) -> list[tuple[Action, Step]]:
+        """Chooses an action for each environment and takes it; beside that stores the transitions before, and
+        updates."""
         clock, runs_ahead = self.clock, self.learner.runs_ahead
-        clock.begin_step(self.env.env.render_seconds)
-        wait_for_action = self._begin_action()
+        clock.begin_step(self.envs[0].env.render_seconds)
+        wait_for_actions = self._begin_actions()
         # A GPU is told of the update while it chooses the action, and so never waits for the environment. A CPU
         # updates while the environment works in a thread of its own.
         if runs_ahead:
             self._learn()
-        action = wait_for_action()
+        actions = wait_for_actions()
         with clock.waiting:
-            wait_for_step = self.env.step(action)
+            under_way = [env.step(action) for env, action in zip(self.envs, actions, strict=True)]
         if not runs_ahead:
             self._learn()
         with clock.waiting:
-            step = wait_for_step()
-        clock.end_step(self.env.env.render_seconds)
-        return action, step
+            steps = [wait_for_step() for wait_for_step in under_way]
+        clock.end_step(self.envs[0].env.render_seconds)
+        return list(zip(actions, steps, strict=True))
 
-    def _begin_action(self) -> Callable[[], Action]:
-        """Begins to choose the next action, with the weights as they are; calling the result waits for it."""
-        agent_step = self.state.agent_step
+    def _begin_actions(self) -> Callable[[], list[Action]]:
+        """Begins to choose the next actions, with the weights as they are; calling the result waits for them."""
+        agent_step, stacks = self.state.agent_step, self.stacks
         if self.schedule.learning(agent_step) or self.config.init_from:
-            return self.learner.action(self.stack.observation, agent_step)
-        return lambda: random_action(self.spec, self.config.seed, agent_step)
+            one = stacks[0].observation[None]
+            return self.learner.actions(one if len(stacks) == 1 else _batch(stacks), agent_step)
+        numbers = range(agent_step, agent_step + len(stacks))
+        return lambda: [random_action(self.spec, self.config.seed, number) for number in numbers]
 
     def _learn(self) -> None:
-        """Stores the newest transition, then updates: the agent always learns from all that it has seen."""
+        """Stores the newest transitions, then updates: the agent always learns from all that it has seen."""
         self._store()
         for _ in range(self.schedule.updates(self.state.agent_step)):
             self.learner.update()
 
     def _store(self) -> None:
-        """Puts the newest transition into the replay, if it is not there."""
-        if self._unstored is not None:
-            action, step = self._unstored
-            self.learner.replay.add(action, step.reward, step.discount, step.done, self.stack.newest)
-            self._unstored = None
+        """Puts the newest transitions into the replay, if they are not there."""
+        for slot, (action, step) in enumerate(self._unstored):
+            newest = self.stacks[slot].newest
+            self.learner.replay.add(action, step.reward, step.discount, step.done, newest, slot)
+        self._unstored = []
 
-    def _begin_episode(self) -> None:
+    def _end_episodes(self, slots: Sequence[int]) -> None:
+        """Counts the episodes that are over, and begins the next in their places."""
+        state, scores = self.state, [self.state.under_way[slot].score for slot in slots]
+        for slot in slots:
+            state.episode += 1
+            state.under_way[slot] = UnderWay(state.episode + len(self.envs) - 1)
+        if slots:
+            self._begin_episodes(slots)
+        for state.last_return in scores:
+            self._tell("on_episode")
+
+    def _begin_episodes(self, slots: Iterable[int]) -> None:
         self._store()
-        self.stack.reset(self._reset_env())
-        self.learner.replay.begin(self.stack.newest)
-        self.state.episode_score = 0.0
-        self.state.episode_actions = []
+        for slot, frame in self._reset_envs(slots).items():
+            self.stacks[slot].reset(frame)
+            self.learner.replay.begin(self.stacks[slot].newest, slot)
 
-    def _reset_env(self) -> Frame:
-        """The first frame of the episode, from the seed that its number gives it."""
+    def _reset_envs(self, slots: Iterable[int]) -> dict[int, Frame]:
+        """The first frames of episodes, from the seeds that their numbers give them."""
         with self.clock.waiting:
-            return self.env.reset(seed_for(self.config.seed, Purpose.EPISODE, self.state.episode))
+            numbers = {slot: self.state.under_way[slot].number for slot in slots}
+            under_way = {
+                slot: self.envs[slot].reset(seed_for(self.config.seed, Purpose.EPISODE, number))
+                for slot, number in numbers.items()
+            }
+            return {slot: wait_for_frame() for slot, wait_for_frame in under_way.items()}
 
-    def _return_to_episode(self) -> None:
-        """Leads the environment back to the middle of the episode in which the checkpoint found it."""
+    def _return_to_episodes(self) -> None:
+        """Leads the environments back to the middle of the episodes in which the checkpoint found them."""
         self.clock.seconds_before = self.state.seconds
         self.progress.say(f"Resuming at {self.schedule.text(self.state.agent_step)}.")
-        self.stack.reset(self._reset_env())
-        for action in self.state.episode_actions:
-            self.stack.push(self.env.step(action)().frame)
-        if not np.array_equal(self.stack.on_host(), self.learner.replay.newest_observation()):
+        for slot, frame in self._reset_envs(range(len(self.envs))).items():
+            self.stacks[slot].reset(frame)
+        for actions in zip_longest(*(episode.actions for episode in self.state.under_way)):
+            under_way = [(slot, self.envs[slot].step(each)) for slot, each in enumerate(actions) if each is not None]
+            for slot, wait_for_step in under_way:
+                self.stacks[slot].push(wait_for_step().frame)
+        replay = self.learner.replay
+        forgetful = [
+            slot
+            for slot, stack in enumerate(self.stacks)
+            if not np.array_equal(stack.on_host(), replay.newest_observation(slot))
+        ]
+        if forgetful:
             self.progress.say(
                 "The environment did not come back to the state it was left in (it is not a function of its seed and "
                 "actions): the run goes on with a new episode, and is not exactly the one that was interrupted."
             )
-            self.state.episode += 1
-            self._begin_episode()
+            for slot in forgetful:
+                self.state.episode += 1
+                self.state.under_way[slot] = UnderWay(self.state.episode + len(self.envs) - 1)
+            self._begin_episodes(forgetful)
 
     def _save_if_due(self) -> None:
         """Makes a checkpoint if one is due or the run shall stop, and stops it then."""
@@ -553,6 +604,10 @@ class Trainer:
         if not family_of(self.config.task).scores or low is None or high is None:
             return ""
         return f", human-normalised {(score - low) / (high - low):.3f}"
+
+
+def _batch(stacks: Sequence[FrameStack | DrawnStack]) -> NDArray[Any]:
+    return np.stack([stack.on_host() for stack in stacks])
 
 
 def _device_name(device: torch.device) -> str:

@@ -22,10 +22,13 @@ class Schedule:
         """Of the budget, in words."""
         self._cost = self._action_repeat if self._counts_env_steps else 1
         """What an agent step takes of the budget."""
-        self.agent_steps = config.steps // self._cost
+        self._together = config.num_envs
+        """Agent steps that are taken at the same time: counts of them are multiples of it."""
+        self.agent_steps = config.steps // self._cost // self._together * self._together
         """Length of the run."""
         if self.agent_steps < 1:
-            raise UserError(f"--steps {config.steps} is less than one agent step ({self._cost}): raise it.")
+            least = self._cost * self._together
+            raise UserError(f"--steps {config.steps} is less than one agent step ({least}): raise it.")
 
     @property
     def total_updates(self) -> int:
@@ -47,13 +50,15 @@ class Schedule:
         return agent_step >= self._config.agent.seed_steps
 
     def updates(self, agent_step: int) -> int:
-        """How many updates belong to this agent step: with 0.5 a step there is one in every second."""
-        return self.updates_until(agent_step + 1) - self.updates_until(agent_step)
+        """How many updates belong to this agent step, and to those taken with it: with 0.5 a step there is one in
+        every second."""
+        return self.updates_until(agent_step + self._together) - self.updates_until(agent_step)
 
     def updates_until(self, agent_step: int) -> int:
         """How many updates belong to the first so many agent steps."""
-        agent = self._config.agent
-        return int(max(agent_step - agent.seed_steps, 0) * agent.updates_per_step)
+        agent, together = self._config.agent, self._together
+        seed_steps = -(-agent.seed_steps // together) * together  # the next multiple: actions are chosen together
+        return int(max(agent_step - seed_steps, 0) * agent.updates_per_step)
 
     def evaluation_due(self, agent_step: int) -> bool:
         return self._passed(agent_step, self._config.eval.every) or self.over(agent_step)
@@ -61,7 +66,7 @@ class Schedule:
     def evaluations_after(self, agent_step: int) -> int:
         """How many are still to come after this agent step; the last one is at the end."""
         every, last = self._config.eval.every, self.spent(self.agent_steps)
-        before_last = (last - self._cost) // every - self.spent(agent_step) // every if every else 0
+        before_last = (last - self._cost * self._together) // every - self.spent(agent_step) // every if every else 0
         return before_last + 1
 
     def checkpoint_due(self, agent_step: int) -> bool:
@@ -78,6 +83,6 @@ class Schedule:
         return f"{agent_step:,} agent steps ({env_step:,} frames)"
 
     def _passed(self, agent_step: int, every: int) -> bool:
-        """Whether the newest agent step took the budget to a multiple of `every`, or over it."""
+        """Whether the newest agent step, or one taken with it, took the budget to a multiple of `every`, or over it."""
         spent = self.spent(agent_step)
-        return every > 0 < spent and spent // every > (spent - self._cost) // every
+        return every > 0 < spent and spent // every > (spent - self._cost * self._together) // every

@@ -21,17 +21,27 @@ class Best:
 
 
 @dataclass
+class UnderWay:
+    """The episode that one environment plays."""
+
+    number: int
+    """Its seed follows from it."""
+    score: float = 0.0
+    """What it has scored so far."""
+    actions: list[Action] = field(default_factory=list)
+    """With the seed they lead an environment back to its state."""
+
+
+@dataclass
 class RunState:
     """Everything that the loop itself must find again when a run is resumed."""
 
     agent_step: int = 0
     """Agent steps taken."""
     episode: int = 0
-    """Number of the episode under way; its seed follows from it."""
-    episode_score: float = 0.0
-    """What the episode under way has scored so far."""
-    episode_actions: list[Action] = field(default_factory=list)
-    """Of the episode under way: with its seed they lead an environment back to its state."""
+    """Episodes that are over."""
+    under_way: list[UnderWay] = field(default_factory=lambda: [UnderWay(0)])
+    """The episode of each environment."""
     last_return: float | None = None
     """Of the newest episode that is over."""
     evaluated: int = 0
