@@ -43,7 +43,7 @@ class Callback:
     same command goes on; anything else lets it go on."""
 
     def on_step(self, run: RunView) -> bool | None:
-        """After every agent step."""
+        """After every agent step; with `num_envs`, after those that were taken together."""
 
     def on_episode(self, run: RunView) -> bool | None:
         """After the last step of a training episode."""
