@@ -527,7 +527,6 @@ def mutated_inputs(whole: Path, work: Path, count: int, chance: random.Random) -
         }[how]
         with (  # all but the training
             mock.patch.object(loop, "train", lambda config: Trainer(config, quiet=True)),
-            mock.patch.object(launcher, "seconds_per_agent_step", return_value=1.0),
             mock.patch.object(launcher.Launch, "run", return_value=0),
             suppress(Enough),
         ):
