@@ -108,7 +108,7 @@ def test_a_failure_is_reported_and_the_rest_finish(tmp_path: Path, capsys: pytes
     assert run_suite(SuiteRunArguments(suite, dir=out, jobs=1, dry_run=True)) == 0
     plan = capsys.readouterr().out
     assert "4 runs: 2 finished, 2 failed. 300 env steps to go." in plan
-    assert re.search(r"Expected time: about \d+ s, from the speed of 2 runs", plan)
+    assert re.search(r"Expected time: about .+, from the speed of 2 runs", plan)
 
     # Again, with the mistake mended: what is finished is left alone, what failed is tried once more.
     before = [{path: path.stat().st_mtime_ns for path in folder.rglob("*")} for folder in good]
