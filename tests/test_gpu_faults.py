@@ -152,7 +152,7 @@ def test_other_errors_are_not_taken_for_the_gpus(tmp_path: Path, monkeypatch: py
 
 
 FAULTY = """
-import os, pathlib, sys
+import os, pathlib, sys, time
 import torch
 from drq.training.loop import Trainer
 
@@ -162,9 +162,21 @@ def fails_with_seed_1(self):
     here = pathlib.Path(__file__).parent
     (here / f"seed-{self.config.seed}").write_text(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "none"))
     if self.config.seed == 1:
-        (here / "dead").touch()
+        (here / "dead").write_text(str(os.getpid()))
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    # The second ends after the launcher has seen the first one's end, so that the third begins after it.
+    while self.config.seed == 2 and not gone(here / "dead"):
+        time.sleep(0.1)
     train(self)
+
+def gone(dead):
+    try:
+        os.kill(int(dead.read_text()), 0)
+    except (FileNotFoundError, ValueError):
+        return False
+    except ProcessLookupError:
+        return True
+    return False
 
 if "drq.launch.worker" in sys.modules["__main__"].__spec__.name:  # not in the test's own process
     Trainer._train = fails_with_seed_1

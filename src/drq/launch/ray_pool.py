@@ -226,6 +226,8 @@ class RayPool:
             return None
         except errors.RayActorError as error:
             return self._died(hosted, error)
+        except errors.ObjectLostError:  # the actor had answered, and its node died with the answer
+            return self._lost(hosted, "its node is gone")
         except errors.RayTaskError as error:  # what the actor itself raised: a full disk, a store that is not there
             reason = f"{hosted.name or 'Ray'}: {error.cause!r}"
             return self._over(hosted, Ended(hosted.job.run, f"{reason}\n", "failed"))
