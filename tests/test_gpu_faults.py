@@ -178,7 +178,8 @@ def gone(dead):
         return True
     return False
 
-if "drq.launch.worker" in sys.modules["__main__"].__spec__.name:  # not in the test's own process
+# Not in the test's own process.
+if getattr(sys.modules["__main__"].__spec__, "name", None) == "drq.launch.worker":
     Trainer._train = fails_with_seed_1
 """
 SUITE = """
