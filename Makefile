@@ -6,7 +6,8 @@
 ifndef PYTHON
 PYTHON := $(shell .venv/bin/python -c 'import pip' 2>/dev/null && echo .venv/bin/python || echo python3)
 endif
-WORKERS ?= 2
+# One more than two cores: some tests mostly wait.
+WORKERS ?= 3
 BIN := .venv/bin
 CODE := $(wildcard src tests benchmarks examples scripts)
 

@@ -4,6 +4,7 @@ shares no file with the suite's folder."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 import time
@@ -169,7 +170,7 @@ def test_each_run_has_its_gpu_its_modules_and_no_secret(
         str(suite), dir=tmp_path / "out", launcher="ray", address="auto", gpus_per_run=1, imports=("tell_environment",)
     )
     assert run_suite(arguments) == 0
-    logs = [path.read_text().splitlines() for path in (tmp_path / "out" / "logs").iterdir()]
-    told = [line for log in logs for line in log if line.startswith("told")]
+    logs = [path.read_text() for path in (tmp_path / "out" / "logs").iterdir()]
+    told = [line for log in logs for line in re.findall(r"told \S+ \S+ \S+ \S+", log)]
     assert sorted(told) == ["told 0 PCI_BUS_ID - -", "told 1 PCI_BUS_ID - -"], logs
     nodes.cluster.remove_node(node)

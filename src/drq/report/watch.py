@@ -59,8 +59,8 @@ def watch(arguments: WatchArguments) -> None:
     if not arguments.dir.is_dir():
         raise UserError(f"{arguments.dir} is no folder: name that of a run, a suite or several, as in drq watch runs")
     with make_server(arguments.dir, arguments.port) as server:
-        print(f"Watching {arguments.dir}: http://127.0.0.1:{server.server_address[1]} (Ctrl-C ends it)", flush=True)
         try:
+            print(f"Watching {arguments.dir}: http://127.0.0.1:{server.server_address[1]} (Ctrl-C ends it)", flush=True)
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             print()
