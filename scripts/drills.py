@@ -45,7 +45,8 @@ from drq.report.watch import Watched  # noqa: E402
 from drq.training.checkpoint import Checkpoints, Description  # noqa: E402
 from drq.training.components import make_learner  # noqa: E402
 from drq.training.folder import RunFolder  # noqa: E402
-from drq.training.loop import Trainer  # noqa: E402
+from drq.training.loop import Loop  # noqa: E402
+from drq.training.run import Trainer  # noqa: E402
 from drq.training.state import RunState  # noqa: E402
 from runs import FLAGS, assert_same_run, small, state  # noqa: E402
 
@@ -397,19 +398,15 @@ def damaged_files(whole: Path, work: Path, count: int, chance: random.Random) ->
     outcome = Outcome()
     halfway = work / "halfway"
 
-    def stop_at(trainer: Trainer) -> None:
-        original = trainer._save_if_due
-
-        def save_if_due() -> None:
-            trainer.stop.requested = trainer.state.agent_step == 68
-            original()
-
-        trainer._save_if_due = save_if_due  # type: ignore[method-assign]
-        trainer.run()
-
     def stopped() -> None:
-        with suppress(KeyboardInterrupt):
-            stop_at(Trainer(small(halfway), quiet=True))
+        original = Loop._save_if_due
+
+        def save_if_due(self: Loop) -> None:
+            self.stop.requested = self.state.agent_step == 68
+            original(self)
+
+        with suppress(KeyboardInterrupt), mock.patch.object(Loop, "_save_if_due", save_if_due):
+            drq.train(small(halfway), quiet=True)
 
     ended(forked(stopped))
     names = [file.relative_to(halfway) for file in sorted(halfway.rglob("*")) if file.is_file()]
@@ -459,7 +456,7 @@ def mutated_inputs(whole: Path, work: Path, count: int, chance: random.Random) -
 
     from drq.launch import launcher
     from drq.suites.file import read_suite
-    from drq.training import loop
+    from drq.training import run as training
 
     outcome = Outcome()
     plain = some.recursive(
@@ -526,7 +523,7 @@ def mutated_inputs(whole: Path, work: Path, count: int, chance: random.Random) -
             "twice": [*words[: at + 1], *words[at:]],
         }[how]
         with (  # all but the training
-            mock.patch.object(loop, "train", lambda config: Trainer(config, quiet=True)),
+            mock.patch.object(training, "train", lambda config: Trainer(config, quiet=True)),
             mock.patch.object(launcher.Launch, "run", return_value=0),
             suppress(Enough),
         ):

@@ -25,7 +25,7 @@ from drq.engine import EngineSettings, FastBackend
 from drq.envs.protocol import EnvSpec
 from drq.presets import preset
 from drq.replay import Batch
-from drq.training.loop import train
+from drq.training.run import train
 from runs import state
 
 SIZE, ACTIONS, N = 36, 5, 6
@@ -359,14 +359,14 @@ from pathlib import Path
 import torch
 
 from drq.envs.atari import AtariEnvironment
-from drq.training.loop import Trainer
+from drq.training.run import Trainer
 from test_dqn import pong
 
 torch.set_num_threads({threads})
 trainer = Trainer(pong(Path({folder!r})), quiet=True)
 step = AtariEnvironment.step
 def step_and_die(self, action):
-    if trainer.state.agent_step == 130:  # the newest checkpoint is of 90, in the middle of an episode
+    if trainer.loop.state.agent_step == 130:  # the newest checkpoint is of 90, in the middle of an episode
         trainer.checkpoints.wait()
         os.kill(os.getpid(), signal.SIGKILL)
     return step(self, action)

@@ -18,7 +18,7 @@ from drq.envs.raycast import Scene, compiler
 from drq.presets import preset
 from drq.replay import Replay
 from drq.training.evaluate import FrameStack
-from drq.training.loop import Trainer
+from drq.training.run import Trainer
 from emulation import Emulator
 from runs import assert_same_run, small, state
 
@@ -83,7 +83,7 @@ def test_a_run_that_draws_by_itself_is_the_same_run(tmp_path: Path, drawing_engi
     for render in ("ray", "cuda"):
         trainer = Trainer(run_of(tmp_path / render, render), quiet=True)
         trainer.run()
-        assert isinstance(trainer.stacks[0], DrawnStack if render == "cuda" else FrameStack)
+        assert isinstance(trainer.loop.episodes.stacks[0], DrawnStack if render == "cuda" else FrameStack)
     assert drawing_engine
     assert_same_run(tmp_path / "ray", tmp_path / "cuda")
 
@@ -97,7 +97,7 @@ def test_a_kernel_that_does_not_compile_leaves_drawing_to_the_cpu(
     monkeypatch.setattr(runtime, "kernel", refuse)
     trainer = Trainer(dataclasses.replace(run_of(tmp_path, "cuda"), steps=320), quiet=True)
     trainer.run()
-    assert isinstance(trainer.stacks[0], FrameStack)
+    assert isinstance(trainer.loop.episodes.stacks[0], FrameStack)
     assert "The CPU draws: a kernel does not compile for sm_00.\n" in capsys.readouterr().err
 
 
@@ -134,7 +134,7 @@ def test_a_gpus_run_goes_on_without_one(
     monkeypatch.undo()  # no engine that draws
     trainer = Trainer(run_of(tmp_path / "run", "cuda"), quiet=True)
     trainer.run()
-    assert isinstance(trainer.stacks[0], FrameStack)
+    assert isinstance(trainer.loop.episodes.stacks[0], FrameStack)
 
 
 @pytest.mark.gpu
@@ -165,10 +165,10 @@ def test_a_whole_run_on_a_gpu(tmp_path: Path) -> None:
     whole = Trainer(run_of(tmp_path / "whole", "auto", **changes), quiet=True)
     whole.run()
     assert whole.config.env.render == "cuda"
-    assert isinstance(whole.stacks[0], DrawnStack)
+    assert isinstance(whole.loop.episodes.stacks[0], DrawnStack)
     host = Trainer(run_of(tmp_path / "host", "ray", **changes), quiet=True)
     host.run()
-    frames = [run.learner.replay.rings.frames.cpu().int() for run in (whole, host)]
+    frames = [run.loop.learner.replay.rings.frames.cpu().int() for run in (whole, host)]
     # Actions follow from pixels: only until an update could see a last bit need they agree, the seed steps.
     assert (frames[0][:20] - frames[1][:20]).abs().max() <= 1
     train(dataclasses.replace(run_of(tmp_path / "run", "auto", **changes), steps=960), quiet=True)

@@ -18,7 +18,7 @@ from drq.errors import UserError
 from drq.launch import suite_status
 from drq.training import checkpoint as checkpoint_module
 from drq.training import evaluation_service, logs
-from drq.training.loop import Trainer
+from drq.training.loop import Loop
 from runs import assert_same_run, rows, small
 
 
@@ -30,19 +30,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def halfway(tmp_path: Path, whole: Path) -> Path:
+def halfway(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same run, stopped at agent step 68."""
     folder = tmp_path / "run"
-    trainer = Trainer(small(folder), quiet=True)
-    original = trainer._save_if_due
+    original = Loop._save_if_due
 
-    def save_if_due() -> None:
-        trainer.stop.requested = trainer.state.agent_step == 68
-        original()
+    def save_if_due(self: Loop) -> None:
+        self.stop.requested = self.state.agent_step == 68
+        original(self)
 
-    trainer._save_if_due = save_if_due  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        trainer.run()
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "_save_if_due", save_if_due)
+        with pytest.raises(KeyboardInterrupt):
+            drq.train(small(folder), quiet=True)
     return folder
 
 

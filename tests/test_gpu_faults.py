@@ -154,9 +154,9 @@ def test_other_errors_are_not_taken_for_the_gpus(tmp_path: Path, monkeypatch: py
 FAULTY = """
 import os, pathlib, sys, time
 import torch
-from drq.training.loop import Trainer
+from drq.training.loop import Loop
 
-train = Trainer._train
+train = Loop.train
 
 def fails_with_seed_1(self):
     here = pathlib.Path(__file__).parent
@@ -180,7 +180,7 @@ def gone(dead):
 
 # Not in the test's own process.
 if getattr(sys.modules["__main__"].__spec__, "name", None) == "drq.launch.worker":
-    Trainer._train = fails_with_seed_1
+    Loop.train = fails_with_seed_1
 """
 SUITE = """
 imports = ["faulty_gpu"]
@@ -231,9 +231,9 @@ ON_GPU = """
 import os, signal
 import torch
 from drq.engine import Learner
-from drq.training.loop import Trainer
+from drq.training.loop import Loop
 
-update, train, fault = Learner.update, Trainer._train, os.environ.get("FAULT")
+update, train, fault = Learner.update, Loop.train, os.environ.get("FAULT")
 
 def faulty(self):
     if self.updates == 50 and fault == "memory":
@@ -249,7 +249,7 @@ def only_with_seed_1(self):
         Learner.update = faulty
     train(self)
 
-Trainer._train = only_with_seed_1
+Loop.train = only_with_seed_1
 if fault == "full":  # of the GPU a GB is this process's, as if others had taken the rest
     torch.cuda.set_per_process_memory_fraction(1e9 / torch.cuda.get_device_properties(0).total_memory)
 """

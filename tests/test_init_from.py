@@ -16,7 +16,8 @@ from drq.config import DQNConfig, EnvConfig, ReplayConfig, SACConfig, TrainConfi
 from drq.errors import UserError
 from drq.replay import Choice, Replay
 from drq.training.checkpoint import drop_replay
-from drq.training.loop import Trainer
+from drq.training.loop import Loop
+from drq.training.run import Trainer
 from runs import assert_same_run, small, state
 
 AGENT = SACConfig(batch_size=8, hidden_dim=16, feature_dim=8, seed_steps=20)
@@ -82,12 +83,12 @@ def test_a_crash_before_the_first_step_is_no_exception(
     class Crash(BaseException):
         """The power goes out."""
 
-    def crash(self: Trainer) -> None:
+    def crash(self: Loop) -> None:
         raise Crash
 
     copy = Path(shutil.copytree(source, tmp_path / "copy"))
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_train", crash)
+        patch.setattr(Loop, "train", crash)
         with pytest.raises(Crash):
             drq.train(after(tmp_path / "run", copy), quiet=True)
     shutil.rmtree(copy)
@@ -112,20 +113,21 @@ def observations(replay: Replay, stream: int) -> list[list[np.ndarray]]:
 
 
 @pytest.mark.parametrize(("capacity", "kept"), [(200, 20), (15, 15)])
-def test_the_replay_comes_along_in_whole_episodes(capacity: int, kept: int, source: Path, tmp_path: Path) -> None:
+def test_the_replay_comes_along_in_whole_episodes(
+    capacity: int, kept: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The ring of 60 holds steps 60 to 120: an episode began at 50 is cut, that of 100 to 120 is whole."""
     trainer = Trainer(after(tmp_path / "run", source, init_replay=True, replay=ReplayConfig(capacity)), quiet=True)
     original = Trainer(small(source), quiet=True)
-    for each in (original, trainer):
-        each._train = lambda: None  # type: ignore[method-assign]
+    monkeypatch.setattr(Loop, "train", lambda self: None)
     (source / "finished.json").rename(tmp_path / "finished.json")
     try:
         original.run()
     finally:
         (tmp_path / "finished.json").replace(source / "finished.json")
     trainer.run()
-    there, here = observations(original.learner.replay, 0), observations(trainer.learner.replay, 0)
-    assert (len(there), len(here), trainer.state.inherited) == (60, kept, 20)
+    there, here = observations(original.loop.learner.replay, 0), observations(trainer.loop.learner.replay, 0)
+    assert (len(there), len(here), trainer.loop.state.inherited) == (60, kept, 20)
     for one, other in zip(there[-kept:], here, strict=True):
         for a, b in zip(one, other, strict=True):
             np.testing.assert_array_equal(a, b)

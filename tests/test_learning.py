@@ -14,7 +14,7 @@ import drq
 from drq import envs
 from drq.config import EnvConfig, EvalConfig, ReplayConfig, SACConfig, TrainConfig
 from drq.envs.protocol import Action, Environment, Step
-from drq.training import loop
+from drq.training import components
 
 AGENT_STEPS = 2_500
 
@@ -70,6 +70,6 @@ class WithoutReward:
 
 
 def test_does_not_learn_without_its_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_env = loop.make_env
-    monkeypatch.setattr(loop, "make_env", lambda config: WithoutReward(make_env(config)))
+    make_env = components.make_env
+    monkeypatch.setattr(components, "make_env", lambda config: WithoutReward(make_env(config)))
     assert -0.3 < share_closed(small(tmp_path)) < 0.3

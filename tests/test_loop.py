@@ -17,7 +17,7 @@ from drq.envs import make
 from drq.envs.protocol import Action, Environment, EnvSpec, Frame, Step
 from drq.errors import UserError
 from drq.replay import Replay
-from drq.training import loop
+from drq.training import components
 from drq.training.env_worker import InlineEnv, ThreadedEnv
 from runs import assert_same_run, edit_checkpoint, small
 
@@ -65,7 +65,7 @@ class Order:
             patch.setattr(Learner, "actions", noting("act", Learner.actions))
             patch.setattr(Learner, "update", noting("update", Learner.update))
             patch.setattr(Replay, "add", noting("store", Replay.add))
-            patch.setattr(loop, "ThreadedEnv", Noting)
+            patch.setattr(components, "ThreadedEnv", Noting)
             drq.train(small(folder, **changes), quiet=True)
         first, last = [place for place, name in enumerate(asked) if name == "act"][-2:]
         return asked[first:last]
@@ -110,7 +110,7 @@ def test_settings_are_refused_before_an_environment_is_opened(
         folder = tmp_path / "another"
     changes, said = REFUSED[refused]
     opened: list[TrainConfig] = []
-    monkeypatch.setattr(loop, "make_env", opened.append)
+    monkeypatch.setattr(components, "make_env", opened.append)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UserError, match=said):
         drq.train(small(folder, **changes), quiet=True)
@@ -124,7 +124,7 @@ def test_a_finished_run_needs_neither_its_environment_nor_its_device(
     folder = tmp_path / "run"
     trained = drq.train(small(folder, steps=20), quiet=True)
     edit_checkpoint(folder, device="cuda")
-    monkeypatch.delattr(loop, "make_env")
+    monkeypatch.delattr(components, "make_env")
     assert drq.train(small(folder, steps=20), quiet=True) == trained
 
 
@@ -169,7 +169,7 @@ def test_an_environment_may_draw_into_one_buffer(
 ) -> None:
     order.of(tmp_path / "whole", ThreadedEnv, runs_ahead=False)
     monkeypatch.setattr(
-        loop, "make_env", lambda config: OneBuffer(make(config.task, config.env, config.env.action_repeat or 1))
+        components, "make_env", lambda config: OneBuffer(make(config.task, config.env, config.env.action_repeat or 1))
     )
 
     class StepMadeEarly(worker):  # type: ignore[misc]

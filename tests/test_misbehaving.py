@@ -21,7 +21,8 @@ import drq
 from drq.config import EnvConfig, SACConfig, TrainConfig
 from drq.errors import UserError
 from drq.training import stopping
-from drq.training.loop import Trainer
+from drq.training.loop import Loop
+from drq.training.run import Trainer
 from runs import assert_same_run, small
 
 IMAGE = spaces.Box(0, 255, (24, 24, 3), np.uint8)
@@ -158,15 +159,15 @@ def test_one_that_does_not_close_spoils_nothing(
     assert "Traceback" not in said
 
 
-Poison = Callable[[Trainer], None]
+Poison = Callable[[Loop], None]
 
 
-def poison_weights(trainer: Trainer) -> None:
-    next(iter(trainer.learner.agent.modules.parameters())).data[0] = torch.nan
+def poison_weights(loop: Loop) -> None:
+    next(iter(loop.learner.agent.modules.parameters())).data[0] = torch.nan
 
 
-def poison_a_moment(trainer: Trainer) -> None:
-    optimizer = next(iter(trainer.learner.agent.optimizers.values()))
+def poison_a_moment(loop: Loop) -> None:
+    optimizer = next(iter(loop.learner.agent.optimizers.values()))
     next(iter(optimizer.state.values()))["exp_avg"][0] = torch.inf
 
 
@@ -176,15 +177,15 @@ def test_what_is_not_finite_stops_the_run_and_spares_the_checkpoint(
 ) -> None:
     monkeypatch.setitem(gymnasium.registry["Misbehaving-v0"].__dict__, "kwargs", {"kind": "state"})
     trainer = Trainer(config(tmp_path / "run"), quiet=True)
-    original = Trainer._learn
+    original = Loop._learn
 
-    def learn(self: Trainer) -> None:
+    def learn(self: Loop) -> None:
         original(self)
         if self.state.agent_step == 60:
             poison(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_learn", learn)
+        patch.setattr(Loop, "_learn", learn)
         with pytest.raises(UserError, match="diverged"):
             trainer.run()
     assert not (tmp_path / "run" / "finished.json").exists()

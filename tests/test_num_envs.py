@@ -17,7 +17,7 @@ from drq.envs import make
 from drq.envs.remote import RemoteEnvironment
 from drq.errors import UserError
 from drq.replay import Choice, Replay
-from drq.training.loop import Trainer
+from drq.training.run import Trainer
 from drq.training.schedule import Schedule
 from runs import assert_same_run, rows, small
 
@@ -55,7 +55,7 @@ def test_agent_steps_are_counted_over_all(whole: Trainer) -> None:
 
 def test_every_episode_is_whole_and_of_its_own_seed(whole: Trainer) -> None:
     """What the replay holds is what an environment alone gives for the seeds and actions."""
-    replay, numbers = whole.learner.replay, {0: [0, 3, 6], 1: [1, 4, 7], 2: [2, 5, 8]}
+    replay, numbers = whole.loop.learner.replay, {0: [0, 3, 6], 1: [1, 4, 7], 2: [2, 5, 8]}
     env = make("gym/Lamp-v0", EnvConfig(image_size=24), 1)
     for stream, episodes in numbers.items():
         for place, number in enumerate(episodes):

@@ -65,7 +65,7 @@ def test_the_python_of_the_page_trains(page: Path, monkeypatch: pytest.MonkeyPat
         "agent.batch_size": 4,
     }
     import drq
-    from drq.training.loop import train
+    from drq.training.run import train
 
     monkeypatch.setattr(
         drq, "train", lambda task, **settings: train(task, **settings | shorter, quiet=True), raising=False

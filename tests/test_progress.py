@@ -20,8 +20,8 @@ from drq.training import clock as clock_module
 from drq.training import progress as progress_module
 from drq.training.clock import Clock
 from drq.training.evaluate import Episode, NumberedEpisodes
-from drq.training.loop import Trainer
 from drq.training.progress import Progress, duration
+from drq.training.run import Trainer
 from runs import small
 
 SHOW = """

@@ -28,7 +28,7 @@ from drq.presets import preset
 from drq.priorities import PrioritisedSampler
 from drq.replay import Batch, Choice, Replay
 from drq.training.evaluation_service import other_weights
-from drq.training.loop import train
+from drq.training.run import train
 from runs import rows, state
 
 SIZE, ACTIONS, N = 20, 4, 3

@@ -42,7 +42,7 @@ def commands(name: str) -> list[str]:
 def test_train_commands_describe_a_run(command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Parsed for real; only the hours of training are left out."""
     trained: list[TrainConfig] = []
-    monkeypatch.setattr("drq.training.loop.train", trained.append)
+    monkeypatch.setattr("drq.training.run.train", trained.append)
     if "my_module" in command:
         (tmp_path / "my_module.py").write_text(
             "import gymnasium as gym\nfrom gymnasium.envs.classic_control import PendulumEnv\n"

@@ -28,7 +28,8 @@ from drq.replay import Replay
 from drq.training import checkpoint as checkpoint_module
 from drq.training.env_worker import ThreadedEnv
 from drq.training.evaluate import Evaluator
-from drq.training.loop import Trainer
+from drq.training.loop import Loop
+from drq.training.run import Trainer
 from runs import FLAGS, assert_same_run, edit_checkpoint, rows, small, state
 
 
@@ -138,7 +139,7 @@ def test_ctrl_c_saves_where_it_is(
     original = ThreadedEnv.step
 
     def step(self: ThreadedEnv, action: Action) -> Callable[[], Step]:
-        if trainer.state.agent_step == 47:
+        if trainer.loop.state.agent_step == 47:
             os.kill(os.getpid(), signal.SIGINT)
         return original(self, action)
 
@@ -160,9 +161,9 @@ def test_a_stop_during_an_evaluation_saves_at_once(
     folder, engine = tmp_path / "run", EngineConfig(eval_process="on" if where == "beside" else "off")
     endless = dataclasses.replace(small(folder).eval, episodes=10**6)
     trainer = Trainer(small(folder, eval=endless if at == 40 else small(folder).eval, engine=engine), quiet=True)
-    original = Trainer._evaluate
+    original = Loop._evaluate
 
-    def evaluate(self: Trainer) -> None:
+    def evaluate(self: Loop) -> None:
         if self.state.agent_step == at:
             threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
             if at == 120:  # the last: it would be over before the signal
@@ -175,7 +176,7 @@ def test_a_stop_during_an_evaluation_saves_at_once(
         return True
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_evaluate", evaluate)
+        patch.setattr(Loop, "_evaluate", evaluate)
         with pytest.raises(KeyboardInterrupt):
             trainer.run()
     monkeypatch.undo()

@@ -25,7 +25,7 @@ from drq.launch.transfer import Outbox, Piece, RunStore, receive
 from drq.presets import preset
 from drq.suites import Run, find_suite
 from drq.training.checkpoint import Description
-from drq.training.loop import train
+from drq.training.run import train
 from runs import assert_same_run, drq, small
 from test_launcher import GOOD, write_suite
 

@@ -27,7 +27,7 @@ OWN_ENV = str(Path(__file__).with_name("own_env.py"))
 def described(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
     """The runs that commands describe; they are not trained."""
     runs: list[TrainConfig] = []
-    monkeypatch.setattr("drq.training.loop.train", runs.append)
+    monkeypatch.setattr("drq.training.run.train", runs.append)
     return runs
 
 

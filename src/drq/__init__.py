@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from drq.training.callbacks import Callback, RunView
     from drq.training.components import describe
     from drq.training.export import export
-    from drq.training.loop import TrainResult, train
     from drq.training.policy import TrainedPolicy, evaluate, load, wrap
+    from drq.training.run import TrainResult, train
 
 _HOMES = {
     "drq.agents": ("Agent", "make_agent"),
@@ -49,7 +49,7 @@ _HOMES = {
     "drq.presets": ("preset",),
     "drq.training.callbacks": ("Callback", "RunView"),
     "drq.training.components": ("describe",),
-    "drq.training.loop": ("TrainResult", "train"),
+    "drq.training.run": ("TrainResult", "train"),
     "drq.training.export": ("export",),
     "drq.training.policy": ("TrainedPolicy", "evaluate", "load", "wrap"),
 }

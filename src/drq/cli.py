@@ -54,7 +54,7 @@ def train_command(args: list[str]) -> None:
     from drq.agents import AGENTS
     from drq.config import TrainConfig
     from drq.settings import flat, modules_of, refuse_unnamed_modules
-    from drq.training.loop import train
+    from drq.training.run import train
 
     file, args = _take_option(args, "--config")
     settings = presets.settings_in(Path(file)) if file else {}

@@ -44,7 +44,7 @@ def main() -> int:
         threading.Thread(target=_stop_at_end_of_input, args=(alone,), daemon=True).start()
         from drq.training.checkpoint import drop_replay
         from drq.training.folder import RunFolder, config_from_json
-        from drq.training.loop import train
+        from drq.training.run import train
 
         config = config_from_json(job["config"])
         _check_machine(job.get("installed"), Path(config.dir or ""), config)

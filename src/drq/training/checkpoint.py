@@ -34,6 +34,7 @@ from drq.agents import Agent
 from drq.engine import Learner, Snapshot, to_action
 from drq.errors import UserError
 from drq.replay import Replay
+from drq.training.faults import diverged
 from drq.training.folder import refuse_odd, write_atomically
 from drq.training.policy_file import PolicyFile, header, read_policy_file
 from drq.training.schedule import Schedule
@@ -218,12 +219,8 @@ class Checkpoints:
         """Takes a snapshot now and writes it while training goes on."""
         self.wait()
         now = learner.state()
-        if diverged := _not_finite(now):
-            kept = f"The checkpoint of agent step {self.newest:,} stays" if self.newest else "There is no checkpoint"
-            raise UserError(
-                f"The agent has diverged: {diverged} is not finite at agent step {run.agent_step:,}. {kept}: "
-                "try a smaller --agent.learning-rate in another --dir, and see that rewards are not huge."
-            )
+        if broken := _not_finite(now):
+            raise diverged(f"{broken} is not finite", f"agent step {run.agent_step:,}", self.left)
         for slot, episode in enumerate(run.under_way):
             now[_actions_of(slot)] = torch.from_numpy(np.array(episode.actions, dtype=np.float32))
         for agent_step, weights in run.pending.items():
@@ -368,6 +365,11 @@ class Checkpoints:
     @property
     def exist(self) -> bool:
         return self._latest.exists() or self._previous.exists()
+
+    @property
+    def left(self) -> str:
+        """What there is to go on from, in words."""
+        return "The last checkpoint stays" if self.newest is not None or self.exist else "There is no checkpoint yet"
 
     def _keep(self, kept: list[Description]) -> None:
         """Removes the files that only descriptions before these named."""
@@ -545,8 +547,8 @@ def _check_state(state: dict[str, Tensor], learner: Learner) -> None:
     # An optimiser has no moments before its first update.
     wanted = {name: value for name, value in learner.state().items() if not name.startswith("optimizer.")}
     _check_shapes(state, wanted)
-    if diverged := _not_finite(state):
-        raise ValueError(f"{diverged} is not finite")
+    if broken := _not_finite(state):
+        raise ValueError(f"{broken} is not finite")
 
 
 def _check_shapes(state: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:

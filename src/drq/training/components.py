@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from contextlib import ExitStack
 from typing import Literal
+
+import torch
 
 from drq import envs
 from drq.agents import Agent, make_agent, make_replay
@@ -23,6 +26,7 @@ from drq.engine import (
 from drq.envs import Environment, EnvironmentGroup, EnvSpec
 from drq.envs.remote import RemoteEnvironment
 from drq.presets import action_repeat_for
+from drq.training.env_worker import EnvWorker, InlineEnv, ProcessEnv, ThreadedEnv
 from drq.training.evaluate import FrameStack
 from drq.training.folder import RunFolder
 from drq.training.policy_file import acting_weights
@@ -48,9 +52,17 @@ def make_env(config: TrainConfig) -> Environment:
     return envs.make(config.task, config.env, action_repeat_for(config))
 
 
-def make_remote_env(config: TrainConfig) -> RemoteEnvironment:
-    """The same in a process of its own."""
-    return RemoteEnvironment(config.task, config.env, action_repeat_for(config), config.imports)
+def open_envs(config: TrainConfig, device: torch.device, closing: ExitStack) -> list[EnvWorker]:
+    """The environments that a run trains in."""
+    opened: list[EnvWorker] = []
+    for _ in range(config.num_envs):  # several, in processes, all begin to open before the first is waited for
+        if config.num_envs > 1:
+            env = RemoteEnvironment(config.task, config.env, action_repeat_for(config), config.imports)
+            opened.append(ProcessEnv(env))
+        else:
+            opened.append((InlineEnv if device.type == "cuda" else ThreadedEnv)(lambda: make_env(config)))
+        closing.callback(opened[-1].close)
+    return opened
 
 
 def make_group(config: TrainConfig, count: int) -> EnvironmentGroup:

@@ -11,6 +11,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -157,12 +158,15 @@ class RunFolder:
         """What is in the folder, but for what a run leaves that is killed before it has described itself."""
         return set(self.path.iterdir()) - {self.lock_file, unfinished_name(self.config_file)}
 
-    def make(self) -> None:
+    @contextmanager
+    def writable(self) -> Iterator[None]:
+        """Makes the folder, and says in a sentence where it, or something in it, cannot be written."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            yield
         except OSError as error:
             raise UserError(
-                f"The run folder {self.path} cannot be made ({error.strerror}): choose another --dir."
+                f"The run folder {self.path} cannot be written ({error.strerror}): choose another --dir."
             ) from error
 
     def open(
@@ -174,22 +178,30 @@ class RunFolder:
     ) -> None:
         """Makes the folder and describes the run in it. The label is the run's name in comparisons; `computed_with`
         says what its arithmetic hangs on, so that it can go on with the same."""
-        self.make()
-        try:
-            described = {
-                "format": FORMAT,
-                "label": label,
-                "config": config_to_json(config),
-                "versions": versions(),
-                "git_commit": git_commit(),
-                "computed_with": computed_with,
-                "spec": dataclasses.asdict(spec),
-            }
+        described = {
+            "format": FORMAT,
+            "label": label,
+            "config": config_to_json(config),
+            "versions": versions(),
+            "git_commit": git_commit(),
+            "computed_with": computed_with,
+            "spec": dataclasses.asdict(spec),
+        }
+        with self.writable():
             write_atomically(self.config_file, json.dumps(described, indent=2) + "\n")
+
+    def finish(self, steps: int, seconds: float) -> None:
+        """Says that the run has completed a budget."""
+        try:
+            write_atomically(self.finished_file, json.dumps({"steps": steps, "seconds": round(seconds, 3)}) + "\n")
         except OSError as error:
-            raise UserError(
-                f"The run folder {self.path} cannot be written ({error.strerror}): choose another --dir."
-            ) from error
+            raise UserError(unwritable(self.finished_file, error)) from error
+
+    def holds_finished(self, config: TrainConfig) -> bool:
+        """Whether this run is finished already. One without evaluations, or with more steps than were ever asked for,
+        is damaged: its checkpoint knows better."""
+        steps = self.finished_steps or 0
+        return config.steps <= steps <= self.config_like(config.agent).steps and bool(self.evaluations())
 
     def _check_same(self, config: TrainConfig) -> None:
         stored = self.config_like(config.agent)

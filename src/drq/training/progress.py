@@ -10,6 +10,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
+from drq.envs import EnvSpec, family_of
 from drq.training.clock import Clock
 
 
@@ -38,6 +39,14 @@ def fitted(parts: Sequence[str], width: int) -> str:
 def info_text(info: Mapping[str, float]) -> str:
     """`, is_success 0.8`: what an evaluation found in `info`, three numbers at most; eval.csv has all."""
     return "".join(f", {name} {value:.3g}" for name, value in list(info.items())[:3])
+
+
+def normalised_text(score: float, spec: EnvSpec) -> str:
+    """`, human-normalised 0.312`: of an Atari game whose human and random scores are known; else nothing."""
+    low, high = spec.random_return, spec.perfect_return
+    if not family_of(spec.task).scores or low is None or high is None:
+        return ""
+    return f", human-normalised {(score - low) / (high - low):.3f}"
 
 
 class Progress:
@@ -77,8 +86,9 @@ class Progress:
         self._write([*parts, self._clock.shares()])
 
     def show_evaluation(self, done: int, of: int, unit: str) -> None:
-        """Shows how far the evaluation is that the loop waits for, if it is time to."""
-        if not self._due():
+        """Shows how far the evaluation is that the loop waits for, if it does (others are played beside training) and
+        it is time to."""
+        if not self._clock.evaluating.running or not self._due():
             return
         left, waited = self._clock.evaluation_left, self._clock.evaluating.running
         if left is None and 10 * done >= of:  # the first one: what is left takes as long as what was
