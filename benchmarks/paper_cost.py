@@ -2,8 +2,8 @@
 
     python benchmarks/paper_cost.py
 
-A control run costs so much of a GPU an agent step as the six PlaNet tasks took together, four at a time (results/):
-187,500 agent steps in 478 s, from the start of the command to its end, evaluations, videos and checkpoints included.
+A control run costs so much of a GPU an agent step as ten runs of the PlaNet tasks took together, four at a time
+(results/): 300,000 agent steps in 737 s, from a command's start to its end, evaluations and checkpoints included.
 These have the paper's batch of 512, so that suites with a batch of 128, and those from state, are counted too high;
 encoders other than the paper's were not measured. Where a step has several updates, their time decides. An Atari run is
 the share of one that was made with 21 others.
@@ -19,8 +19,8 @@ from drq.suites import SUITES, Suite
 from drq.training.schedule import Schedule
 
 AT_A_TIME = 4
-SECONDS_PER_AGENT_STEP = 478 / 187_500
-"""Of a GPU: `drq suite run planet --seeds 1 --steps 100_000 --jobs 4`."""
+SECONDS_PER_AGENT_STEP = 737 / 300_000
+"""Of a GPU: `drq suite run benchmarks/planet-seeds.toml --jobs 4`, less two runs that were made alone."""
 SECONDS_PER_UPDATE = {128: 1.29e-3, 256: 1.75e-3, 512: 2.68e-3}
 """By batch: `drq speed --full --only growth`."""
 ATARI = 1_141 / 38
@@ -36,7 +36,8 @@ def seconds(suite: Suite) -> list[float]:
         if family_of(run.task).budget_counts == "agent_step":
             costs.append(ATARI)
             continue
-        updates = config.agent.updates_per_step * SECONDS_PER_UPDATE.get(config.agent.batch_size, 0.0)
+        several = config.agent.updates_per_step > 1
+        updates = config.agent.updates_per_step * SECONDS_PER_UPDATE[config.agent.batch_size] if several else 0.0
         costs.append(Schedule(config).agent_steps * max(SECONDS_PER_AGENT_STEP, updates))
     return costs
 

@@ -1,7 +1,8 @@
 """Copies what is worth publishing of a suite's finished runs: python scripts/keep_results.py runs/planet results/planet
 
 Of every run its settings, evaluations, time and a thinned train.csv; no checkpoints, videos or logs, and no paths of
-the machine that trained it. suite.json comes along, so that `drq suite status` says which runs are missing.
+the machine that trained it. suite.json comes along, so that `drq suite status` says which runs are missing; those
+that one kept there before asked for stay in it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 ROWS = 50
 """Of train.csv at most; it is there to look at curves."""
@@ -35,6 +37,11 @@ def keep(run: Path, there: Path) -> None:
     (there / "train.csv").write_text("".join(thinned(lines, ROWS)))
 
 
+def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """The suite kept before with the runs of another, which has the same settings."""
+    return {**before, "runs": before["runs"] + [run for run in now["runs"] if run not in before["runs"]]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suite", type=Path, help="the suite's folder")
@@ -44,10 +51,16 @@ def main() -> None:
         sys.exit(f"{args.results} is a path of this machine: name it relative to the current folder.")
     if not (args.suite / "suite.json").exists():
         sys.exit(f"{args.suite} holds no suite (it has no suite.json): name the --dir of a `drq suite run`.")
+    suite, kept = json.loads((args.suite / "suite.json").read_text()), args.results / "suite.json"
+    if kept.exists():
+        before = json.loads(kept.read_text())
+        if any(before[each] != suite[each] for each in ("preset", "settings")):
+            sys.exit(f"{args.results} holds runs of other settings than {args.suite}: name another folder for these.")
+        suite = joined(before, suite)
     finished = [file.parent for file in sorted(args.suite.rglob("finished.json"))]
     for run in finished:
         keep(run, args.results / run.relative_to(args.suite))
-    shutil.copyfile(args.suite / "suite.json", args.results / "suite.json")
+    kept.write_text(json.dumps(suite, indent=2) + "\n")
     print(f"{len(finished)} runs kept in {args.results}.")
 
 

@@ -50,7 +50,25 @@ def test_finished_runs_are_kept_without_what_is_large_or_local(tmp_path: Path) -
     assert json.loads((run / "config.json").read_text())["config"]["dir"] == "results/eps/atari-pong/drq/seed-1"
     heading, *rows = (run / "train.csv").read_text().splitlines()
     assert (heading, len(rows), rows[0], rows[-1]) == ("agent_step,loss", 50, "1000,0.1", "99000,0.1")
-    assert (kept / "suite.json").read_text() == '{"runs": []}'
+    assert json.loads((kept / "suite.json").read_text()) == {"runs": []}
+
+
+def test_runs_kept_before_stay_in_the_suite(tmp_path: Path) -> None:
+    def suite(folder: str, *seeds: int, preset: str = "atari100k-eps") -> None:
+        runs = [{"task": "atari/pong", "label": "DrQ", "seed": seed, "steps": 100_000} for seed in seeds]
+        (tmp_path / folder / "suite.json").write_text(json.dumps({"preset": preset, "settings": {}, "runs": runs}))
+
+    make_run(tmp_path / "first" / "atari-pong" / "drq" / "seed-1", finished=True)
+    make_run(tmp_path / "second" / "atari-pong" / "drq" / "seed-2", finished=True)
+    suite("first", 1, 4)
+    suite("second", 1, 2)
+    keep(tmp_path, "first", "kept")
+    keep(tmp_path, "second", "kept")
+    asked = json.loads((tmp_path / "kept" / "suite.json").read_text())["runs"]
+    assert [run["seed"] for run in asked] == [1, 4, 2]
+    assert sorted(path.name for path in (tmp_path / "kept").rglob("seed-*")) == ["seed-1", "seed-2"]
+    suite("second", 3, preset="strong")
+    assert keep(tmp_path, "second", "kept").stderr.startswith("kept holds runs of other settings than second")
 
 
 def test_a_short_curve_is_kept_whole(tmp_path: Path) -> None:
