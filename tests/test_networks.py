@@ -302,7 +302,6 @@ def test_log_deviations_stay_within_their_bounds() -> None:
     policy = actor(torch.zeros(1, 39_200))
     assert policy.log_std[0].tolist() == [-10.0, -4.0, 2.0]
     torch.testing.assert_close(policy.mu[0], torch.tensor([0.3, 0.0, -7.0]))
-    torch.testing.assert_close(policy.mean_action()[0], torch.tensor([0.3, 0.0, -7.0]).tanh())
 
 
 def random_policy(dtype: torch.dtype) -> tuple[Policy, Tensor]:
@@ -347,9 +346,9 @@ def test_far_out_actions_have_finite_probabilities_and_gradients() -> None:
     torch.testing.assert_close(gradient, torch.tensor([[2.0], [-2.0], [0.0]]))
 
 
-def test_the_mean_action_is_the_sample_without_noise() -> None:
+def test_the_mode_is_the_sample_without_noise() -> None:
     policy, noise = random_policy(torch.float32)
-    assert torch.equal(policy.sample(torch.zeros_like(noise))[0], policy.mean_action())
+    assert torch.equal(policy.sample(torch.zeros_like(noise))[0], policy.mu.tanh())
 
 
 def finer_than_bfloat16(values: Tensor) -> float:

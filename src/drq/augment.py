@@ -13,14 +13,13 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from drq.errors import UserError
+from drq.errors import UserError, did_you_mean
 
 
 class Augmentation(Protocol):
@@ -70,9 +69,7 @@ class RandomShift:
     columns = 2
 
     def sample(self, count: int, image_size: tuple[int, int], generator: Generator) -> Tensor:
-        offsets = torch.randint(
-            -self.pad, self.pad + 1, (count, 2), generator=generator, device=generator.device
-        )
+        offsets = torch.randint(-self.pad, self.pad + 1, (count, 2), generator=generator, device=generator.device)
         return offsets.float()
 
     def __call__(self, images: Tensor, nu: Tensor) -> Tensor:
@@ -157,9 +154,7 @@ class Rotate:
         cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
         # affine_grid works in coordinates of [-1, 1]: a side's share keeps the rotation rigid in pixels.
         aspect = (height - 1) / max(width - 1, 1)
-        theta = torch.stack(
-            [torch.stack([cos, -sin * aspect, zero], 1), torch.stack([sin / aspect, cos, zero], 1)], 1
-        )
+        theta = torch.stack([torch.stack([cos, -sin * aspect, zero], 1), torch.stack([sin / aspect, cos, zero], 1)], 1)
         grid = F.affine_grid(theta, list(images.shape), align_corners=True)
         return F.grid_sample(images.float(), grid, padding_mode="zeros", align_corners=True)
 
@@ -220,11 +215,8 @@ def parse(name: str, *, pad: int = 4, intensity_scale: float = 0.1) -> Augmentat
         elif part in known:
             parts.append(known[part]())
         else:
-            near = get_close_matches(part, known, n=1)
-            meant = f" Did you mean {near[0]!r}?" if near else ""
-            raise UserError(
-                f"There is no augmentation {part!r}.{meant} Choose from {', '.join(known)}, joined by '+'."
-            )
+            meant = did_you_mean(part, known)
+            raise UserError(f"There is no augmentation {part!r}.{meant} Choose from {', '.join(known)}, joined by '+'.")
     return parts[0] if len(parts) == 1 else Compose(tuple(parts))
 
 

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
+END_SECONDS = 5.0
+"""For a process whose pipe is closed."""
+
 
 def start_child(
     module: str, variables: Mapping[str, str] | None = None
@@ -30,3 +33,13 @@ def start_child(
     )
     theirs.close()
     return process, ours
+
+
+def end_child(process: subprocess.Popen[bytes], pipe: Connection[Any, Any]) -> None:
+    """Closes our end of the pipe, by which the child ends; one that does not is killed."""
+    pipe.close()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,15 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drq.child import start_child
+from drq.child import end_child, start_child
 from drq.config import EnvConfig
 from drq.cores import allotted_cores, usable_cores
 from drq.envs.atari import GameEpisode, check_playable, emulators_range, game_spec
 from drq.envs.atari_emulator import Emulator, Played
 from drq.envs.protocol import Action, EnvSpec, Frame, Step
 
-END_SECONDS = 5.0
-"""For a process whose pipe is closed."""
 LEAST_WORKERS = 8
 """So many processes a group has, cores permitting, even where a launcher gives it fewer: as evaluations end, those that
 have long games left take over their cores. It is not for nothing: on two busy cores a step of 16 games of Pong took 5.3
@@ -166,12 +163,7 @@ class ProcessWorker:
         return answer
 
     def close(self) -> None:
-        self._pipe.close()
-        try:
-            self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_child(self._process, self._pipe)
 
 
 @contextmanager

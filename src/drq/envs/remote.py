@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,13 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drq import envs
-from drq.child import start_child
+from drq.child import end_child, start_child
 from drq.config import EnvConfig
 from drq.envs.protocol import Action, EnvSpec, Frame, Step
 from drq.errors import UserError
-
-END_SECONDS = 5.0
-"""For a process whose pipe is closed."""
 
 
 class RemoteError(Exception):
@@ -68,12 +64,7 @@ class RemoteEnvironment:
         return self._ask("step", action)
 
     def close(self) -> None:
-        self._pipe.close()
-        try:
-            self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_child(self._process, self._pipe)
 
     def _answer_to_its_making(self) -> tuple[EnvSpec, bool]:
         if self._made is None:

@@ -65,9 +65,6 @@ class Policy(NamedTuple):
     mu: Tensor
     log_std: Tensor
 
-    def mean_action(self) -> Tensor:
-        return torch.tanh(self.mu)
-
     def sample(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """The action tanh(μ + σ ε) for the given ε ~ N(0, 1), and its log-probability."""
         before_tanh = self.mu + self.log_std.exp() * noise

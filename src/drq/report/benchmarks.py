@@ -59,6 +59,11 @@ class Benchmark:
     digits: int = 0
     """Decimals with which scores are printed."""
 
+    @property
+    def unit(self) -> str:
+        """What budgets count, as a reader says it."""
+        return self.counts.replace("_", " ") + "s"
+
     def systems(self, budget: int) -> list[str]:
         """Published systems at a budget, in the table's order."""
         rows = [row for (_, at), row in self.table.items() if at == budget]

@@ -13,11 +13,11 @@ import numpy as np
 
 from drq.envs import family_of
 from drq.report import statistics
-from drq.report.benchmarks import task_title
+from drq.report.benchmarks import Benchmark, task_title
 from drq.report.results import Missing, RunResult
-from drq.report.searches import SearchTable, search_tables
-from drq.report.standing import Standing, StandingTable, standing_tables
-from drq.report.statistics import Array, Estimate
+from drq.report.searches import search_tables
+from drq.report.standing import Reference, Standing, StandingTable, standing_tables
+from drq.report.statistics import Array, Estimate, Published
 from drq.report.tables import (
     METRICS,
     Cell,
@@ -88,31 +88,19 @@ def write_markdown(runs: Sequence[RunResult], missing: Sequence[Missing], out: P
         parts.append(f"## {table.title}\n\n" + _markdown_table(["Task", *table.columns], rows))
         parts += [f"Missing: {lacking}." for lacking in table.missing_in_words()]
         if table.benchmark.key == "atari":
-            header, body = _aggregate_texts(table)
-            parts.append("## Human-normalised scores\n\n" + _markdown_table(header, body))
+            parts.append("## Human-normalised scores\n\n" + _markdown_table(*_aggregate_texts(table)))
     for standing in standing_tables(runs):
-        header, body = _standing_texts(standing, " ± ")
-        parts.append(f"## {standing.title}\n\n" + _markdown_table(header, body))
-        parts.append("\n".join(f"- {line}" for line in _mean_lines(standing, " ± ")))
+        parts.append(f"## {standing.title}\n\n" + _markdown_table(*_standing_texts(standing)))
+        parts.append("\n".join(f"- {line}" for line in _mean_lines(standing)))
     for search in search_tables(runs):
-        header = [*search.names, search.benchmark.counts.replace("_", " ") + "s", "Return", "Seeds"]
-        title = f"## {search.title}: {task_title(search.task)}"
-        parts.append(f"{title}\n\n" + _markdown_table(header, _search_texts(search)))
+        header = [*search.names, search.benchmark.unit, "Return", "Seeds"]
+        rows = [
+            [*map(str, row.values), f"{row.steps:,.0f}", _score(row.cell, search.benchmark), str(row.cell.seeds)]
+            for row in search.rows
+        ]
+        parts.append(f"## {search.title}: {task_title(search.task)}\n\n" + _markdown_table(header, rows))
         parts.append(f"The best settings:\n\n```toml\n{search.best}```")
     out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-
-
-def _search_texts(table: SearchTable) -> list[list[str]]:
-    digits = table.benchmark.digits
-    return [
-        [
-            *map(str, row.values),
-            f"{row.steps:,.0f}",
-            _decimal(row.cell.mean, digits) + ("" if row.cell.std is None else f" ± {_decimal(row.cell.std, digits)}"),
-            str(row.cell.seeds),
-        ]
-        for row in table.rows
-    ]
 
 
 def _markdown_table(header: list[str], rows: list[list[str]]) -> str:
@@ -122,9 +110,8 @@ def _markdown_table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join([line(header), "|" + "---|" * len(header), *map(line, rows)])
 
 
-def _standing_texts(table: StandingTable, plus_minus: str) -> tuple[list[str], list[list[str]]]:
+def _standing_texts(table: StandingTable) -> tuple[list[str], list[list[str]]]:
     """The table of a standing: published mean and spread, each seed's score, and its z-score or rank."""
-    digits = table.benchmark.digits
 
     def place(each: Standing) -> str:
         rank = "" if each.above is None else f" (above {each.above} of {each.reference.runs})"
@@ -133,17 +120,17 @@ def _standing_texts(table: StandingTable, plus_minus: str) -> tuple[list[str], l
     body = []
     for task, runs in table.rows.items():
         reference = runs[0].reference
-        published = _decimal(reference.mean, digits) + plus_minus + _decimal(reference.std, digits)
-        scores = ", ".join(_decimal(each.score, digits) for each in runs)
+        published = _score(reference, table.benchmark)
+        scores = ", ".join(_decimal(each.score, table.benchmark.digits) for each in runs)
         z = ", ".join(place(each) for each in runs)
         body.append([task_title(task), published, str(reference.runs), scores, z])
     return ["Task", "Published", "Runs", "Our runs", "z"], body
 
 
-def _mean_lines(table: StandingTable, plus_minus: str) -> list[str]:
+def _mean_lines(table: StandingTable) -> list[str]:
     lines = []
     for mean in table.means():
-        error = "" if mean.error is None else f"{plus_minus}{mean.error:.2f}"
+        error = "" if mean.error is None else f" ± {mean.error:.2f}"
         of = f"{mean.runs} run{'s'[: mean.runs > 1]} of {mean.tasks} task{'s'[: mean.tasks > 1]}"
         lines.append(f"mean z of {mean.of}: {mean.z:+.2f}{error} ({of})")
     return lines
@@ -162,9 +149,9 @@ def write_tex(runs: Sequence[RunResult], missing: Sequence[Missing], out: Path) 
             escaped = [[_tex(cell) for cell in row] for row in body]
             parts.append(_tex_table(header, escaped, "Human-normalised scores with 95% intervals."))
     for standing in standing_tables(runs):
-        header, body = _standing_texts(standing, " ± ")
+        header, body = _standing_texts(standing)
         escaped = [[_tex(cell) for cell in row] for row in body]
-        parts.append(_tex_table(header, escaped, f"{standing.title}; {'; '.join(_mean_lines(standing, ' ± '))}."))
+        parts.append(_tex_table(header, escaped, f"{standing.title}; {'; '.join(_mean_lines(standing))}."))
     out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
@@ -199,11 +186,15 @@ def _texts(table: ScoreTable, plus_minus: str, maths: str = "") -> list[tuple[st
     def text(cell: Cell | None) -> str:
         if cell is None:
             return "–" if not maths else "--"
-        spread = "" if cell.std is None else plus_minus + _decimal(cell.std, table.benchmark.digits)
-        return f"{maths}{_decimal(cell.mean, table.benchmark.digits)}{spread}{maths}"
+        return f"{maths}{_score(cell, table.benchmark, plus_minus)}{maths}"
 
     rows = zip(table.tasks, table.cells, strict=True)
     return [(task, [text(cell) for cell in cells]) for task, cells in rows]
+
+
+def _score(score: Published | Reference, benchmark: Benchmark, plus_minus: str = " ± ") -> str:
+    spread = "" if score.std is None else plus_minus + _decimal(score.std, benchmark.digits)
+    return _decimal(score.mean, benchmark.digits) + spread
 
 
 def _decimal(value: float, digits: int) -> str:
@@ -290,7 +281,7 @@ def _draw_curves(figure: Figure, runs: Sequence[RunResult]) -> None:
             parts = (published.steps, published.mean, published.std)
             handles[published.name] = _draw(axis, *parts, color="#7b828c", linestyle="--", zorder=2)
         axis.set_title(task_title(task), fontsize=11)
-        axis.set_xlabel(benchmark.counts.replace("_", " ") + "s", fontsize=9)
+        axis.set_xlabel(benchmark.unit, fontsize=9)
         axis.set_ylabel("return", fontsize=9)
         axis.set_xlim(0, end or 1)
         axis.xaxis.set_major_formatter(lambda step, _: short_count(step))

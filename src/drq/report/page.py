@@ -83,7 +83,7 @@ def _fixed_parts(
     names = tables.order_systems(runs)
     ours = {run.system for run in runs if run.ours}
     compared = tables.score_tables(runs, missing)
-    configs = _Configs()
+    configs: dict[str, int] = {}
     return {
         "warnings": list(warnings),
         "systems": [{"name": name, "ours": name in ours, "on": at < SHOWN_AT_FIRST} for at, name in enumerate(names)],
@@ -93,7 +93,7 @@ def _fixed_parts(
         "grids": [_grid(grid) for grid in tables.grids(runs)],
         "searches": [_search(table) for table in search_tables(runs)],
         "runs": [_run(run, names, configs, link) for run in _in_order(runs, names)],
-        "configs": configs.kept,
+        "configs": list(configs),
         "sources": sources(),
     }
 
@@ -129,10 +129,6 @@ def _panel_id(benchmark: Benchmark, task: str) -> str:
     return f"{benchmark.key}:{task}"
 
 
-def _unit(benchmark: Benchmark) -> str:
-    return benchmark.counts.replace("_", " ") + "s"
-
-
 def _panels(runs: Sequence[RunResult], systems: list[Json], points: int) -> list[Json]:
     """A chart for each task: for each system the evaluations of its runs on one grid of steps."""
     names = [system["name"] for system in systems]
@@ -154,7 +150,7 @@ def _panels(runs: Sequence[RunResult], systems: list[Json], points: int) -> list
                 "id": _panel_id(found[key], task),
                 "benchmark": found[key].title,
                 "title": task_title(task),
-                "unit": _unit(found[key]),
+                "unit": found[key].unit,
                 "digits": found[key].digits,
                 "top": family_of(task).highest_return,
                 "series": sorted(series, key=lambda one: one["system"]),
@@ -223,7 +219,7 @@ def _table(table: tables.ScoreTable, names: list[str]) -> Json:
         }
     return {
         "title": table.title,
-        "unit": _unit(table.benchmark),
+        "unit": table.benchmark.unit,
         "budget": table.budget,
         "digits": table.benchmark.digits,
         "columns": [
@@ -298,7 +294,7 @@ def _grid(grid: tables.Grid) -> Json:
         "title": grid.title,
         "panel": _panel_id(grid.benchmark, grid.task),
         "task": task_title(grid.task),
-        "budget": f"{tables.short_count(grid.budget)} {_unit(grid.benchmark)}",
+        "budget": f"{tables.short_count(grid.budget)} {grid.benchmark.unit}",
         "digits": grid.benchmark.digits,
         "names": grid.names,
         "columns": grid.columns,
@@ -320,7 +316,7 @@ def _search(table: SearchTable) -> Json:
         "title": f"{table.title}: {task_title(table.task)}",
         "panel": _panel_id(table.benchmark, table.task),
         "task": task_title(table.task),
-        "unit": _unit(table.benchmark),
+        "unit": table.benchmark.unit,
         "digits": table.benchmark.digits,
         "names": table.names,
         "rows": [{"values": row.values, "steps": rounded(row.steps), "cell": _cell(row.cell)} for row in table.rows],
@@ -328,23 +324,13 @@ def _search(table: SearchTable) -> Json:
     }
 
 
-class _Configs:
-    """The configurations of all runs, each different one kept once."""
-
-    def __init__(self) -> None:
-        self.kept: list[str] = []
-        self._places: dict[str, int] = {}
-
-    def add(self, record: Json) -> int:
-        same_for_all_seeds = {key: value for key, value in record["config"].items() if key not in ("seed", "dir")}
-        text = json.dumps(record | {"config": same_for_all_seeds}, indent=1, sort_keys=True)
-        if text not in self._places:
-            self._places[text] = len(self.kept)
-            self.kept.append(text)
-        return self._places[text]
+def _config_text(record: Json) -> str:
+    same_for_all_seeds = {key: value for key, value in record["config"].items() if key not in ("seed", "dir")}
+    return json.dumps(record | {"config": same_for_all_seeds}, indent=1, sort_keys=True)
 
 
-def _run(run: RunResult, names: list[str], configs: _Configs, link: Callable[[Path], str]) -> Json:
+def _run(run: RunResult, names: list[str], configs: dict[str, int], link: Callable[[Path], str]) -> Json:
+    """`configs` has the place of each different configuration, and grows by one that is new."""
     rate = run.last_step / run.seconds if run.seconds else None
     return {
         "panel": _panel_id(run.benchmark, run.task),
@@ -355,13 +341,13 @@ def _run(run: RunResult, names: list[str], configs: _Configs, link: Callable[[Pa
         "error": run.error,
         "step": rounded(run.last_step),
         "budget": run.budget,
-        "unit": _unit(run.benchmark),
+        "unit": run.benchmark.unit,
         "digits": run.benchmark.digits,
         "last": rounded(float(run.returns[-1])) if len(run.returns) else None,
         "seconds": rounded(run.seconds),
         "rate": rounded(rate),
         "folder": str(run.path),
-        "config": configs.add(run.record) if run.ours else None,
+        "config": configs.setdefault(_config_text(run.record), len(configs)) if run.ours else None,
         "videos": [[video.name, link(video)] for video in run.videos],
     }
 

@@ -102,8 +102,7 @@ class StandingTable:
     def title(self) -> str:
         by = {"return": "return at the budget", "area": "area"}[self.measure]
         what = self.benchmark.title if self.benchmark.key == "atari" else f"{self.benchmark.title}, {by}"
-        unit = self.benchmark.counts.replace("_", " ") + "s"
-        return f"{self.system} among published runs: {what}, {short_count(self.budget)} {unit}"
+        return f"{self.system} among published runs: {what}, {short_count(self.budget)} {self.benchmark.unit}"
 
     def means(self) -> list[Mean]:
         """Over all runs; and over those seeds alone that every task has, if some have more."""

@@ -29,12 +29,9 @@ MOST_PAIRS = 8
 
 
 @dataclass(frozen=True)
-class Cell:
-    """Scores of one system on one task. Published scores have no `runs`."""
+class Cell(Published):
+    """The score of one system on one task. Published ones have no `runs`."""
 
-    mean: float
-    std: float | None
-    seeds: int | None
     runs: Array | None = None
     steps: tuple[float, float] | None = None
     """Where the runs were read, from the earliest to the furthest."""
@@ -60,8 +57,7 @@ class ScoreTable:
     def title(self) -> str:
         if self.budget is None:
             return f"{self.benchmark.title}, last evaluation" + ("" if self.finished else " of unfinished runs")
-        unit = self.benchmark.counts.replace("_", " ") + "s"
-        return f"{self.benchmark.title} at {short_count(self.budget)} {unit}"
+        return f"{self.benchmark.title} at {short_count(self.budget)} {self.benchmark.unit}"
 
     def missing_in_words(self) -> list[str]:
         """`DrQ, seed 2: Alien, Amidar`: a line for the tasks that lack the same seeds."""
@@ -212,8 +208,7 @@ def _score_table(benchmark: Benchmark, budget: int | None, runs: Sequence[RunRes
     for task in order_tasks(runs):
         ours = [score_cell(by_place[task, system], budget) for system in systems]
         known = benchmark.table.get((task, budget), {}) if budget is not None else {}
-        scores = [known.get(name) for name in published]
-        theirs = [Cell(score.mean, score.std, score.seeds) if score else None for score in scores]
+        theirs = [Cell(**vars(known[name])) if name in known else None for name in published]
         if any(ours):
             tasks.append(task)
             rows.append((*ours, *theirs))
@@ -244,7 +239,7 @@ def _difference(ours: Sequence[Cell], theirs: Sequence[Cell]) -> Estimate:
     mine = [cell.runs for cell in ours if cell.runs is not None]
     if all(cell.runs is not None for cell in theirs):
         return statistics.difference(mine, [cell.runs for cell in theirs if cell.runs is not None])
-    return statistics.difference_from_published(mine, [Published(cell.mean, cell.std, cell.seeds) for cell in theirs])
+    return statistics.difference_from_published(mine, theirs)
 
 
 def atari_scores(table: ScoreTable) -> dict[str, dict[str, Array]]:
@@ -289,10 +284,7 @@ def aggregates(table: ScoreTable) -> tuple[list[Aggregate], list[Improvement]]:
     return rows, pairs
 
 
-GRIDS = {
-    "K and M": ("m", "k", None),
-    "Robustness": ("batch_size", "learning_rate", "init_temperature"),
-}
+GRIDS = {"K and M": ("m", "k", None), "Robustness": ("batch_size", "learning_rate", "init_temperature")}
 SETTING_TITLES = {
     "k": "K",
     "m": "M",

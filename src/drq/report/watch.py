@@ -152,7 +152,7 @@ class Watched:
             "error": status.error,
             "done": status.done,
             "steps": steps,
-            "unit": benchmark_of(task, config["preset"]).counts.replace("_", " ") + "s",
+            "unit": benchmark_of(task, config["preset"]).unit,
             "rate": rounded(status.rate),
             "last": rounded(status.last_return),
             "left": rounded(status.left / status.rate) if status.state == "running" and status.rate else None,

@@ -9,21 +9,9 @@ from drq.speed.results import SpeedReport, UpdateSpeed
 
 def table(report: SpeedReport) -> str:
     """All that was measured, with what it means."""
-    lines: list[str] = []
-    for part in (
-        _head(report),
-        _presets(report),
-        _comparisons(report),
-        _growth(report),
-        _processes(report),
-        _environments(report),
-        _rest(report),
-    ):
-        lines += [*part, ""]
-    text = "\n".join(line.rstrip() for line in lines).strip() + "\n"
-    while "\n\n\n" in text:  # parts that were not measured leave their separators
-        text = text.replace("\n\n\n", "\n\n")
-    return text
+    parts = (_head, _presets, _comparisons, _growth, _processes, _environments, _rest)
+    texts = ["\n".join(line.rstrip() for line in part(report)) for part in parts]
+    return "\n\n".join(filter(None, texts)) + "\n"
 
 
 def _head(report: SpeedReport) -> Iterator[str]:
@@ -33,8 +21,6 @@ def _head(report: SpeedReport) -> Iterator[str]:
 
 
 def _presets(report: SpeedReport) -> Iterator[str]:
-    if not report.presets:
-        return
     yield from _aligned(
         ["updates", "batch", "K", "M", "ms", "updates/s", "GPU memory", "host memory", "ready in"],
         [
@@ -83,8 +69,6 @@ def _growth(report: SpeedReport) -> Iterator[str]:
 
 
 def _processes(report: SpeedReport) -> Iterator[str]:
-    if not report.processes:
-        return
     rows = [
         [
             f"{each.processes} x {each.work}{', MPS' if each.mps else ''}",
@@ -100,8 +84,6 @@ def _processes(report: SpeedReport) -> Iterator[str]:
 
 
 def _environments(report: SpeedReport) -> Iterator[str]:
-    if not report.environments:
-        return
     rows = [
         [
             f"{each.task} {each.render}".rstrip(),
@@ -112,7 +94,8 @@ def _environments(report: SpeedReport) -> Iterator[str]:
         for each in report.environments
     ]
     yield from _aligned(["one environment", "agent steps/s", "env steps/s", "frames/s of the renderer"], rows)
-    yield f"  renderer of dmc: {report.machine['renderer']}"
+    if rows:
+        yield f"  renderer of dmc: {report.machine['renderer']}"
 
 
 def _rest(report: SpeedReport) -> Iterator[str]:
@@ -127,7 +110,9 @@ def _rest(report: SpeedReport) -> Iterator[str]:
 
 
 def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The first column to the left, the others to the right."""
+    """The first column to the left, the others to the right; nothing where there are no rows."""
+    if not rows:
+        return
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     for indent, row in (("", head), *(("  ", row) for row in rows)):
         first = (indent + row[0]).ljust(widths[0] + 2)
