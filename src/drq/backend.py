@@ -221,4 +221,3 @@ class Backend:
             rings.window[new.stream] = torch.tensor(new.window)
 
         return write
-

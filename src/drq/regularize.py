@@ -31,13 +31,9 @@ class Transformations(NamedTuple):
     """ν'_ik: [K * N, columns]."""
 
 
-def draw(
-    f: Augmentation, n: int, k: int, m: int, image_size: tuple[int, int], generator: Generator
-) -> Transformations:
+def draw(f: Augmentation, n: int, k: int, m: int, image_size: tuple[int, int], generator: Generator) -> Transformations:
     """Draws ν and ν' for a mini-batch of n transitions."""
-    return Transformations(
-        nu=f.sample(m * n, image_size, generator), nu_next=f.sample(k * n, image_size, generator)
-    )
+    return Transformations(nu=f.sample(m * n, image_size, generator), nu_next=f.sample(k * n, image_size, generator))
 
 
 def repeat(per_transition: Tensor, views: int) -> Tensor:

@@ -71,6 +71,7 @@ def modules_of(task: str, changes: Mapping[str, Any]) -> set[str]:
 
 def refuse_unnamed_modules(asked: Iterable[str], named: Iterable[str], source: object) -> None:
     """Refuses code that a file asks for and the user has not named: passing a folder on must not pass on control."""
+
     # A module may be named by its file.
     def module(name: str) -> str:
         return Path(name).stem if name.endswith(".py") else name

@@ -35,15 +35,11 @@ class QNetwork(nn.Module):
     Atari, and this is its authors' for control.
     """
 
-    def __init__(
-        self, backend: Backend, encoder: PixelEncoder | StateEncoder, actions: int, config: DQNConfig
-    ) -> None:
+    def __init__(self, backend: Backend, encoder: PixelEncoder | StateEncoder, actions: int, config: DQNConfig) -> None:
         super().__init__()
         self.encoder = encoder
         streams = 2 if config.dueling and not config.shared_hidden else 1
-        self.hidden = nn.ModuleList(
-            WideLinear(backend, encoder.output_size, config.hidden_dim) for _ in range(streams)
-        )
+        self.hidden = nn.ModuleList(WideLinear(backend, encoder.output_size, config.hidden_dim) for _ in range(streams))
         self.advantage = nn.Linear(config.hidden_dim, actions)
         self.value = nn.Linear(config.hidden_dim, 1) if config.dueling else None
         for part in (self.hidden, self.advantage, self.value):
@@ -62,12 +58,7 @@ class QNetwork(nn.Module):
 class DQN:
     """The agent of the paper's Atari experiments."""
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        config: DQNConfig,
-        backend: Backend | None = None,
-    ) -> None:
+    def __init__(self, spec: EnvSpec, config: DQNConfig, backend: Backend | None = None) -> None:
         self.config = config
         self.batch_size = config.batch_size
         self.backend = backend = backend or Backend()

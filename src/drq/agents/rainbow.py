@@ -83,12 +83,7 @@ def project(reward: Tensor, discount: Tensor, probabilities: Tensor, atoms: Tens
 class Rainbow:
     """The agent of the presets `strong` and `strong8`."""
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        config: RainbowConfig,
-        backend: Backend | None = None,
-    ) -> None:
+    def __init__(self, spec: EnvSpec, config: RainbowConfig, backend: Backend | None = None) -> None:
         self.config = config
         self.batch_size = config.batch_size
         self.backend = backend = backend or Backend()

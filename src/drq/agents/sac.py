@@ -58,12 +58,7 @@ class Temperature(nn.Module):
 class SAC:
     """The agent of the paper's control experiments."""
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        config: SACConfig,
-        backend: Backend | None = None,
-    ) -> None:
+    def __init__(self, spec: EnvSpec, config: SACConfig, backend: Backend | None = None) -> None:
         self.config = config
         self.batch_size = config.batch_size
         self.backend = backend = backend or Backend()
@@ -89,12 +84,7 @@ class SAC:
             "temperature": backend.adam(list(self.temperature.parameters()), config.learning_rate),
         }
         self.modules = nn.ModuleDict(
-            {
-                "critic": self.critic,
-                "target": self.target,
-                "actor": self.actor,
-                "temperature": self.temperature,
-            }
+            {"critic": self.critic, "target": self.target, "actor": self.actor, "temperature": self.temperature}
         )
 
     def exploration(self, count: int, agent_step: int, generator: Generator) -> Tensor:
@@ -143,9 +133,7 @@ class SAC:
 
         if phase.target:
             with torch.no_grad():
-                torch._foreach_lerp_(
-                    list(self.target.parameters()), list(self.critic.parameters()), self.config.tau
-                )
+                torch._foreach_lerp_(list(self.target.parameters()), list(self.critic.parameters()), self.config.tau)
         return UpdateResult(metrics, errors)
 
     def critic_loss(self, batch: Batch, draws: Draws) -> tuple[Tensor, Tensor, Views, Metrics]:

@@ -76,9 +76,7 @@ def game_spec(name: str, config: EnvConfig, action_size: int) -> EnvSpec:
         action_kind="discrete",
         action_size=action_size,
         action_repeat=FRAME_SKIP,
-        max_episode_agent_steps=limit_agent_steps(
-            limit_env_steps(MAX_FRAMES, config.max_episode_steps), FRAME_SKIP
-        ),
+        max_episode_agent_steps=limit_agent_steps(limit_env_steps(MAX_FRAMES, config.max_episode_steps), FRAME_SKIP),
         budget_counts="agent_step",
         random_return=scores.random if scores else None,
         perfect_return=scores.human if scores else None,

@@ -20,14 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drq.config import EnvConfig, Render
-from drq.envs.episode import (
-    VIDEO_SIZE,
-    ActionRange,
-    EnvStep,
-    SteppedEnvironment,
-    limit_agent_steps,
-    limit_env_steps,
-)
+from drq.envs.episode import VIDEO_SIZE, ActionRange, EnvStep, SteppedEnvironment, limit_agent_steps, limit_env_steps
 from drq.envs.protocol import Action, EnvSpec, Frame
 from drq.envs.raycast import RayCamera, Scene, SceneReader, compiler, draw, require_compiler
 from drq.envs.rendering import (

@@ -217,9 +217,7 @@ def numbers_in(info: Mapping[Any, Any]) -> dict[str, float]:
 class ActionRange:
     """Maps [-1, 1] onto an environment's own bounds; components without bounds take the action as it is."""
 
-    def __init__(
-        self, low: NDArray[np.float64], high: NDArray[np.float64], unbounded: float = np.inf
-    ) -> None:
+    def __init__(self, low: NDArray[np.float64], high: NDArray[np.float64], unbounded: float = np.inf) -> None:
         """A component reaching `unbounded` or beyond on either side counts as having no bounds."""
         bounded = (low > -unbounded) & (high < unbounded)
         self._low, self._high = low, high

@@ -67,9 +67,7 @@ class ThreadedGroup:
         return {slot: frame.result() for slot, frame in frames.items()}
 
     def step(self, actions: Mapping[int, Action]) -> dict[int, Step]:
-        steps = {
-            slot: self._threads[slot].submit(self._envs[slot].step, action) for slot, action in actions.items()
-        }
+        steps = {slot: self._threads[slot].submit(self._envs[slot].step, action) for slot, action in actions.items()}
         return {slot: step.result() for slot, step in steps.items()}
 
     def snapshot(self, slot: int) -> NDArray[np.uint8]:

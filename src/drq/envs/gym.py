@@ -21,14 +21,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from drq.config import EnvConfig
-from drq.envs.episode import (
-    VIDEO_SIZE,
-    ActionRange,
-    EnvStep,
-    SteppedEnvironment,
-    close_or_say,
-    limit_agent_steps,
-)
+from drq.envs.episode import VIDEO_SIZE, ActionRange, EnvStep, SteppedEnvironment, close_or_say, limit_agent_steps
 from drq.envs.pictures import channels_last, frame_of, image_channels, resized
 from drq.envs.protocol import Action, EnvSpec, Frame
 from drq.envs.rendering import choose_backend

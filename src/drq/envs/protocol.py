@@ -65,9 +65,7 @@ class EnvSpec:
 
 def spec_from_json(plain: Mapping[str, Any]) -> EnvSpec:
     """The spec that `dataclasses.asdict` and JSON made plain. What an older version did not write has its default."""
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()
-    }
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
     return EnvSpec(**values)
 
 

@@ -206,22 +206,15 @@ class Tiles:
             left, bottom = column * size, row * size
             GL.glBindFramebuffer(GL.GL_DRAW_FRAMEBUFFER, int(self._context.auxFBO[_TILES]))
             GL.glBlitFramebuffer(
-                *(0, 0, size, size),
-                *(left, bottom, left + size, bottom + size),
-                GL.GL_COLOR_BUFFER_BIT,
-                GL.GL_NEAREST,
+                *(0, 0, size, size), *(left, bottom, left + size, bottom + size), GL.GL_COLOR_BUFFER_BIT, GL.GL_NEAREST
             )
             mujoco.mjr_restoreBuffer(self._context)
         tiles = np.empty((self._rows, size, self._columns, size, 3), dtype=np.uint8)
         mujoco.mjr_setAux(_TILES, self._context)
-        GL.glReadPixels(
-            *(0, 0, self._columns * size, self._rows * size), GL.GL_RGB, GL.GL_UNSIGNED_BYTE, tiles
-        )
+        GL.glReadPixels(*(0, 0, self._columns * size, self._rows * size), GL.GL_RGB, GL.GL_UNSIGNED_BYTE, tiles)
         mujoco.mjr_restoreBuffer(self._context)
         # OpenGL counts rows of pixels from below.
-        return {
-            number: tiles[number // self._columns, ::-1, number % self._columns] for number in scenes
-        }
+        return {number: tiles[number // self._columns, ::-1, number % self._columns] for number in scenes}
 
     def close(self) -> None:
         self._gl.free()

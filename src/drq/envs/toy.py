@@ -15,13 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drq.config import EnvConfig
-from drq.envs.episode import (
-    VIDEO_SIZE,
-    EnvStep,
-    SteppedEnvironment,
-    limit_agent_steps,
-    limit_env_steps,
-)
+from drq.envs.episode import VIDEO_SIZE, EnvStep, SteppedEnvironment, limit_agent_steps, limit_env_steps
 from drq.envs.protocol import Action, EnvSpec, Frame
 from drq.errors import UserError
 
@@ -196,9 +190,7 @@ def _inside(place: NDArray[np.float64]) -> NDArray[np.float64]:
     return _MARGIN + (1 - 2 * _MARGIN) * place
 
 
-def _paint_disc(
-    image: NDArray[np.float32], centre: NDArray[np.float64], radius: float, colour: Colour
-) -> None:
+def _paint_disc(image: NDArray[np.float32], centre: NDArray[np.float64], radius: float, colour: Colour) -> None:
     """Blends a disc in, lengths as shares of the side. Soft edges let moves of less than a pixel show."""
     size = image.shape[0]
     pixels = (np.arange(size, dtype=np.float32) + 0.5) / size

@@ -70,9 +70,7 @@ class Convolution(nn.Conv2d):
         return self.backend.convolution(x, weight, self.bias, **shape, relu=self.relu, pool=self.pool)
 
 
-def _convolutions(
-    backend: Backend, channels: int, width: int, layers: list[tuple[int, int, int]]
-) -> nn.Sequential:
+def _convolutions(backend: Backend, channels: int, width: int, layers: list[tuple[int, int, int]]) -> nn.Sequential:
     """Convolutions with ReLU from rows of (output channels, kernel, stride), `width` times as many channels."""
     modules: OrderedDict[str, nn.Module] = OrderedDict()
     for index, (out, kernel, stride) in enumerate(layers):

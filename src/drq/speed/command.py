@@ -82,6 +82,7 @@ def measure(
     save: Callable[[SpeedReport], None] = lambda report: None,
 ) -> SpeedReport:
     """Carries a plan out. `save` sees the report grow, so that an interrupted measurement leaves what it has."""
+
     def engine_for(work: Work) -> EngineSettings:
         return EngineSettings.resolve(engine_config, device, work.config.agent)
 

@@ -34,9 +34,7 @@ class PlainEncoder(nn.Module):
     def __init__(self, observation_shape: tuple[int, int, int]) -> None:
         super().__init__()
         channels, height, width = observation_shape
-        self.convs = nn.ModuleList(
-            [nn.Conv2d(channels, 32, 3, stride=2), *(nn.Conv2d(32, 32, 3) for _ in range(3))]
-        )
+        self.convs = nn.ModuleList([nn.Conv2d(channels, 32, 3, stride=2), *(nn.Conv2d(32, 32, 3) for _ in range(3))])
         self.output_size = 32 * ((height - 1) // 2 - 6) * ((width - 1) // 2 - 6)
 
     def forward(self, obs: Tensor, detach: bool = False) -> Tensor:

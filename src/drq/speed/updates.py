@@ -25,14 +25,7 @@ from drq.envs import EnvSpec, family_of
 from drq.presets import action_repeat_for
 from drq.replay import ACTION, DISCOUNT, DONE, REWARD, Replay
 from drq.speed.plain_reference import HostReplay, PlainDrQ
-from drq.speed.results import (
-    ActingSpeed,
-    Comparison,
-    Contender,
-    Timing,
-    UpdateSpeed,
-    host_memory,
-)
+from drq.speed.results import ActingSpeed, Comparison, Contender, Timing, UpdateSpeed, host_memory
 
 ACTION_SIZE = 6
 """Of Cheetah Run and Walker Walk; also the number of actions in Pong."""
@@ -143,9 +136,7 @@ def seconds_for(run: Updates, count: int, device: torch.device) -> float:
     return time.perf_counter() - started
 
 
-def time_in_turns(
-    contenders: Mapping[str, Updates], effort: Effort, device: torch.device
-) -> dict[str, Timing]:
+def time_in_turns(contenders: Mapping[str, Updates], effort: Effort, device: torch.device) -> dict[str, Timing]:
     """Times a block of each in turn, again and again, so that whatever else changes here meets all of them alike.
 
     Call it after their warm-up. A first pair of updates, not counted, says how many fill a block. Blocks have an even

@@ -16,15 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drq.code_cache import code_for
-from drq.envs.raycast.scene import (
-    ASSETS_BYTES,
-    FRAME_WORDS,
-    GEOM_WORDS,
-    Driver,
-    Scene,
-    SceneReader,
-    pack_assets,
-)
+from drq.envs.raycast.scene import ASSETS_BYTES, FRAME_WORDS, GEOM_WORDS, Driver, Scene, SceneReader, pack_assets
 from drq.errors import UserError
 
 _FOLDER = Path(__file__).parent
