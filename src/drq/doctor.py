@@ -127,11 +127,7 @@ def _mend_import(name: str, reason: str, install: str, machine: Machine) -> str:
 
 
 def _check_optional(name: str, machine: Machine) -> Check:
-    extra, purpose = {
-        "ale-py": ("atari", "Atari tasks need it"),
-        "ray": ("ray", "the Ray launcher needs it"),
-        "wandb": ("wandb", "`--wandb` needs it"),
-    }[name]
+    extra, purpose = OPTIONAL[name]
     absent = f"not installed; {purpose}: `{install_command(extra)}`."
     return Check(name, "ok", machine.versions.get(name, absent))
 

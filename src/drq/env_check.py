@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from tyro.conf import Positional, arg
 from drq import envs
 from drq.config import EnvConfig
 from drq.envs import Action, Environment, EnvSpec, family_of, split_task
-from drq.errors import UserError
+from drq.errors import UserError, what_failed
 from drq.training.seeds import random_action
 
 ZOOM = 4
@@ -59,11 +58,7 @@ def check_environment(options: CheckArguments) -> list[str]:
     except UserError as error:
         faults.append(str(error))
     except Exception as error:  # whatever the environment's own code may raise
-        at = traceback.extract_tb(error.__traceback__)[-1]
-        faults.append(
-            f"Playing it raised {type(error).__name__} ({error}) in {Path(at.filename).name}, line {at.lineno}: mend "
-            "that first."
-        )
+        faults.append(f"Playing it failed {what_failed(error)}: mend that line first.")
     env.close()
     return faults
 

@@ -49,7 +49,12 @@ REQUIRED = {
     "scipy": Requirement("scipy", "1.13"),
     "matplotlib": Requirement("matplotlib", "3.8"),
 }
-OPTIONAL = ("ale-py", "ray", "wandb")
+OPTIONAL = {
+    "ale-py": ("atari", "Atari tasks need it"),
+    "ray": ("ray", "the Ray launcher needs it"),
+    "wandb": ("wandb", "`--wandb` needs it"),
+}
+"""Package -> the extra that brings it, and what it is for."""
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ Importing this package loads no simulator: each family's module is imported when
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 from drq.config import EnvConfig, Render
-from drq.envs.families import FAMILIES, Family, family_of, split_task
+from drq.envs.families import FAMILIES, Family, KindModule, family_of, split_task
 from drq.envs.group import EnvironmentGroup, ThreadedGroup
 from drq.envs.protocol import Action, Environment, EnvSpec, Frame, Step
 from drq.envs.tasks import check_task, import_modules, letters, task_names
@@ -60,7 +60,7 @@ def action_kind(task: str, config: EnvConfig) -> Literal["continuous", "discrete
     """Which actions a task takes. Its row tells, or its file does."""
     family, name = split_task(check_task(task))
     row = FAMILIES[family]
-    return row.action_kind or row.load_kinds().action_kind(name, config)
+    return row.action_kind or cast(KindModule, row.load()).action_kind(name, config)
 
 
 def make_group(task: str, config: EnvConfig, action_repeat: int, count: int) -> EnvironmentGroup:

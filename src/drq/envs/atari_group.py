@@ -115,20 +115,12 @@ class Slots:
         return emulator.reset(value) if what == "reset" else emulator.step(value)
 
 
-class LocalWorker:
+class LocalWorker(Slots):
     """Emulates some slots in the calling thread."""
 
-    def __init__(self, name: str, size: int) -> None:
-        self._slots = Slots(name, size)
-        self._done: dict[int, Any] = {}
-
-    @property
-    def action_size(self) -> int:
-        return self._slots.action_size
-
     def begin(self, what: str, of_slots: Mapping[int, int]) -> None:
-        """As `Slots.do`; `finish` gives what came of it, and has to come next."""
-        self._done = self._slots.do(what, of_slots)
+        """As `do`; `finish` gives what came of it, and has to come next."""
+        self._done = self.do(what, of_slots)
 
     def finish(self) -> dict[int, Any]:
         return self._done

@@ -100,9 +100,6 @@ class Family:
     def load(self) -> FamilyModule:
         return cast(FamilyModule, importlib.import_module(self.module))
 
-    def load_kinds(self) -> KindModule:
-        return cast(KindModule, importlib.import_module(self.module))
-
     def load_groups(self) -> GroupModule | None:
         if self.group_module is None:
             return None

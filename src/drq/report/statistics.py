@@ -100,7 +100,7 @@ def resample(scores: Scores, rng: np.random.Generator, resamples: int = RESAMPLE
 def estimate(metric: Callable[..., Array], *groups: Scores) -> Estimate:
     """The metric of one or more groups of scores, with its stratified bootstrap interval."""
     value = float(metric(*groups))
-    if not any(_vary(scores) for scores in groups) or any(_has_single_runs_among_others(scores) for scores in groups):
+    if not _has_interval(*groups):
         return Estimate(value)
     rng = np.random.default_rng(SEED)
     return _with_interval(value, metric(*(resample(scores, rng) for scores in groups)))
@@ -118,7 +118,7 @@ def difference_from_published(ours: Scores, published: Sequence[Published]) -> E
     elsewhere it is taken as exact, and the interval is that of our runs alone.
     """
     value = float(mean(ours)) - float(np.mean([score.mean for score in published]))
-    if not _vary(ours) or _has_single_runs_among_others(ours):
+    if not _has_interval(ours):
         return Estimate(value)
     rng = np.random.default_rng(SEED)
     differences = mean(resample(ours, rng))
@@ -148,13 +148,11 @@ def mean_z(scores: Scores, published: Sequence[int]) -> tuple[float, float | Non
     return float(z.mean()), float(np.sqrt(z.var(ddof=1) / len(z) + theirs))
 
 
-def _vary(scores: Scores) -> bool:
-    return any(len(runs) > 1 for runs in scores)
-
-
-def _has_single_runs_among_others(scores: Scores) -> bool:
-    """A task with one run would count as known exactly, and the interval be too narrow."""
-    return _vary(scores) and any(len(runs) == 1 for runs in scores)
+def _has_interval(*groups: Scores) -> bool:
+    """Where some task has several runs. One with a single run among those would count as known exactly, and the
+    interval be too narrow."""
+    several = [[len(runs) > 1 for runs in scores] for scores in groups]
+    return any(map(any, several)) and all(all(each) or not any(each) for each in several)
 
 
 def _with_interval(value: float, resampled: Array) -> Estimate:

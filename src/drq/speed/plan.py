@@ -39,8 +39,8 @@ class Plan:
     acting: dict[int, int]
     """Observations at a time, to how many calls."""
     environments: tuple[tuple[str, EnvConfig], ...]
-    environment_block_seconds: float
     processes_effort: Effort
+    environment_block_seconds: float = 0.3
     presets: tuple[Work, ...] = ()
     growth: dict[str, tuple[Work, ...]] = field(default_factory=dict)
     processes: tuple[tuple[Work, tuple[int, ...]], ...] = ()
@@ -66,22 +66,16 @@ def _on_gpu(*, quick: bool, full: bool) -> Plan:
         float32_beside=not quick,
         acting={1: 200, 10: 200},
         environments=_environments(quick=quick),
-        environment_block_seconds=0.3,
         processes_effort=Effort(blocks=12, block_seconds=0.2, warmup_updates=10),
     )
     if quick:
-        why = "leave --quick out to measure it."
-        return dataclasses.replace(
-            plan, left_out={"other presets, drq in float32, growth, several agents at once": why}
-        )
-    processes: tuple[tuple[Work, tuple[int, ...]], ...] = ((planet, (1, 2, 4)),)
-    if full:
-        processes = ((planet, (1, 2, 4, 8)), (atari, (1, 5, 16)))
+        what = "other presets, drq in float32, growth, several agents at once"
+        return dataclasses.replace(plan, left_out={what: "leave --quick out to measure it."})
     return dataclasses.replace(
         plan,
         presets=(planet, *_other_presets(planet), atari, strong),
-        growth=_growth(planet, replay_sizes=(10_000, 30_000, 100_000)),
-        processes=processes,
+        growth=_growth(planet),
+        processes=((planet, (1, 2, 4, 8)), (atari, (1, 5, 16))) if full else ((planet, (1, 2, 4)),),
         left_out={} if full else {"8 agents at once, Atari agents at once": "drq speed --full"},
     )
 
@@ -101,7 +95,6 @@ def _on_cpu(*, quick: bool, full: bool) -> Plan:
         float32_beside=not quick,
         acting={1: 50, 10: 20},
         environments=_environments(quick=quick),
-        environment_block_seconds=0.3,
         processes_effort=Effort(blocks=20, block_seconds=1.0, warmup_updates=2),
     )
     slow = "an update of the paper's batch takes seconds on a CPU: drq speed --full."
@@ -118,7 +111,7 @@ def _on_cpu(*, quick: bool, full: bool) -> Plan:
     return dataclasses.replace(
         plan,
         presets=(planet, *_other_presets(planet), atari),
-        growth=_growth(ablation, replay_sizes=(10_000, 30_000, 100_000)),
+        growth=_growth(ablation),
         processes=((Work("cpu", cpu.config), (1, 2, 4, 8)),),
     )
 
@@ -140,12 +133,12 @@ def _environments(*, quick: bool) -> tuple[tuple[str, EnvConfig], ...]:
     return (*dmc, ("toy/reach", fast), (ATARI, EnvConfig(frame_stack=4)))
 
 
-def _growth(base: Work, replay_sizes: tuple[int, ...]) -> dict[str, tuple[Work, ...]]:
+def _growth(base: Work) -> dict[str, tuple[Work, ...]]:
     return {
         "batch": tuple(_with_agent(base, str(n), batch_size=n) for n in (128, 256, 512, 1024)),
         "K": tuple(_with_agent(base, str(k), k=k) for k in (1, 2, 3)),
         "M": tuple(_with_agent(base, str(m), m=m) for m in (1, 2, 3)),
-        "replay": tuple(_with_replay(base, n, f"{n:,}") for n in replay_sizes),
+        "replay": tuple(_with_replay(base, n, f"{n:,}") for n in (10_000, 30_000, 100_000)),
     }
 
 
