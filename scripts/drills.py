@@ -42,7 +42,9 @@ from drq.envs import EnvSpec  # noqa: E402
 from drq.errors import UserError  # noqa: E402
 from drq.presets import preset  # noqa: E402
 from drq.report.watch import Watched  # noqa: E402
-from drq.training.checkpoint import Checkpoints, Description  # noqa: E402
+from drq.training.checkpoint import Checkpoints  # noqa: E402
+from drq.training.checkpoint_files import Description  # noqa: E402
+from drq.training.checkpoint_reader import DAMAGE, check_description  # noqa: E402
 from drq.training.components import make_learner  # noqa: E402
 from drq.training.folder import RunFolder  # noqa: E402
 from drq.training.loop import Loop  # noqa: E402
@@ -500,8 +502,8 @@ def mutated_inputs(whole: Path, work: Path, count: int, chance: random.Random) -
 
     def read_latest(value: Any) -> None:
         try:
-            Description.from_text(json.dumps(value))
-        except drq.training.checkpoint.DAMAGE:
+            check_description(Description.from_text(json.dumps(value)))
+        except DAMAGE:
             outcome.refused += 1
 
     def read_csv(content: bytes) -> None:

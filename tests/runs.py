@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from drq.config import EnvConfig, EvalConfig, ReplayConfig, SACConfig, TrainConfig
 from drq.presets import preset_values
-from drq.training.checkpoint import Description
+from drq.training.checkpoint_files import Description
 
 
 def small(directory: Path, task: str = "toy/reach", **changes: Any) -> TrainConfig:

@@ -24,7 +24,7 @@ from drq.config import EngineConfig, EvalConfig, TrainConfig
 from drq.engine.settings import EngineSettings
 from drq.envs import EnvironmentGroup
 from drq.training import evaluation_service
-from drq.training.checkpoint import newest_agent_step
+from drq.training.checkpoint_reader import newest_agent_step
 from drq.training.evaluation_service import (
     EvaluationRequest,
     InlineEvaluation,

@@ -24,7 +24,7 @@ from drq.launch.suite_folder import SuiteFolder
 from drq.launch.transfer import Outbox, Piece, RunStore, receive
 from drq.presets import preset
 from drq.suites import Run, find_suite
-from drq.training.checkpoint import Description
+from drq.training.checkpoint_files import Description
 from drq.training.run import train
 from runs import assert_same_run, drq, small
 from test_launcher import GOOD, write_suite
@@ -42,7 +42,7 @@ def sound(folder: Path) -> bool:
     """Whether a copy has every file that its lists name, and claims no more than it has."""
     lists = [folder / "checkpoint" / name for name in ("latest.json", "previous.json")]
     for text in [each.read_text() for each in lists if each.exists()]:
-        if not all((folder / "checkpoint" / name).exists() for name in Description.from_text(text).checksums):
+        if not all((folder / "checkpoint" / name).exists() for name in Description.from_text(text).files):
             return False
     return not (folder / "finished.json").exists() or lists[0].exists()
 

@@ -26,7 +26,7 @@ from drq.launch.process import GPU_ORDER, MISTAKE, STOPPED, UNFIT, UNLIKE, error
 from drq.launch.suite_folder import SuiteFolder
 from drq.machine import free_memory
 from drq.suites import Run
-from drq.training.checkpoint import newest_agent_step
+from drq.training.checkpoint_reader import newest_agent_step
 from drq.training.folder import RunFolder, config_to_json, git_commit, versions
 from drq.training.schedule import Schedule
 

@@ -13,7 +13,7 @@ from drq.engine import Learner, to_action
 from drq.envs import EnvSpec
 from drq.errors import UserError
 from drq.replay import ACTION, DISCOUNT, DONE, REWARD, Replay
-from drq.training.checkpoint import read_replay, read_weights
+from drq.training.checkpoint_reader import read_replay, read_weights
 from drq.training.folder import RunFolder
 from drq.training.policy_file import read_policy_file
 from drq.training.schedule import Schedule

@@ -22,7 +22,7 @@ from drq.envs.episode import ActionRange
 from drq.envs.pictures import frame_of
 from drq.errors import UserError
 from drq.settings import config_to_json, flat, modules_of, refuse_unnamed_modules
-from drq.training.checkpoint import load_weights, read_best
+from drq.training.checkpoint_reader import load_weights, read_best
 from drq.training.components import make_acting_agent
 from drq.training.evaluate import Evaluation, FrameStack, blank_observations
 from drq.training.evaluation_service import make_evaluator
