@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from drq.engine.kernels import runtime
-from drq.engine.kernels.activation import _bias_relu, _bias_relu_gradient, bias_relu, bias_relu_kernels
+from drq.engine.kernels.activation import _bias_relu, _bias_relu_gradient, bias_kernels, bias_relu
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 NEEDS_GPU = pytest.mark.skipif(not runtime.available(), reason="needs a CUDA GPU with bfloat16")
@@ -188,7 +188,7 @@ def test_what_does_not_fit_is_refused(kernel_device: str) -> None:
 def test_learners_in_one_graph_side_by_side() -> None:
     """Captured on one stream and its branches, replayed often: no learner counts the blocks of another."""
     learners = [inputs("cuda", torch.bfloat16, (32, 64, 9, 9)) for _ in range(8)]
-    bias_relu_kernels(64, torch.bfloat16)
+    bias_kernels("bias_relu", 64, torch.bfloat16)
 
     def gradients(learner: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
         x, bias, gradient = learner
@@ -225,7 +225,7 @@ def test_kernels_are_compiled_ahead(kernel_device: str, monkeypatch: pytest.Monk
         return kernel(name, parts, defines, *shape)
 
     monkeypatch.setattr(runtime, "kernel", asking)
-    bias_relu_kernels(32, torch.bfloat16)
+    bias_kernels("bias_relu", 32, torch.bfloat16)
     ahead, asked = asked, []
     x, bias, gradient = inputs(kernel_device, torch.bfloat16, (2, 32, 5, 3))
     torch.autograd.grad(bias_relu(x, bias), (x, bias), gradient)
@@ -237,4 +237,4 @@ def test_kernels_are_compiled_ahead(kernel_device: str, monkeypatch: pytest.Monk
 @NEEDS_GPU
 def test_a_kernel_that_does_not_compile() -> None:
     with pytest.raises(runtime.KernelError, match="does not compile"):
-        bias_relu_kernels(0, torch.float32)
+        bias_kernels("bias_relu", 0, torch.float32)

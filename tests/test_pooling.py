@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from drq.backend import same_pool
-from drq.engine.kernels.pooling import _bias_pool, _bias_pool_gradient, bias_pool
+from drq.engine.kernels.activation import _bias_pool, _bias_pool_gradient, bias_pool
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 

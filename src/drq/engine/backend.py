@@ -133,9 +133,9 @@ class FastBackend(Backend):
             return
         convolutions = [module for module in agent.modules.modules() if isinstance(module, Convolution)]
         for channels in {module.out_channels for module in convolutions if module.relu}:
-            kernels.bias_relu_kernels(channels, self.factors or torch.float32)
+            kernels.bias_kernels("bias_relu", channels, self.factors or torch.float32)
         for channels in {module.out_channels for module in convolutions if module.pool}:
-            kernels.bias_pool_kernels(channels, self.factors or torch.float32)
+            kernels.bias_kernels("bias_pool", channels, self.factors or torch.float32)
         for _, begun in self._augmentations if replay.spec.pixels else ():
             if begun is not None:
                 kernels.stacked_kernel(

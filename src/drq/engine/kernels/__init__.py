@@ -9,11 +9,10 @@ replay, stacks and shifts them while loading, and serves two networks at once. T
 by the NVRTC inside PyTorch; `reference` is the same in plain PyTorch. `benchmarks/kernels.py` measures both.
 """
 
-from .activation import bias_relu, bias_relu_kernels
+from .activation import bias_kernels, bias_pool, bias_relu
 from .adam import Adam, adam_kernels
 from .encoder import encode_views, encode_views_two, prepare, supported
 from .gathering import stacked_kernel, stacked_views, transitions, transitions_kernel
-from .pooling import bias_pool, bias_pool_kernels
 from .runtime import KernelError, available
 from .storing import Store, store_kernel
 
@@ -23,10 +22,9 @@ __all__ = [
     "Store",
     "adam_kernels",
     "available",
+    "bias_kernels",
     "bias_pool",
-    "bias_pool_kernels",
     "bias_relu",
-    "bias_relu_kernels",
     "encode_views",
     "encode_views_two",
     "prepare",
