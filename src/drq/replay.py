@@ -363,9 +363,7 @@ class Replay:
         return parts
 
     def restore(
-        self,
-        parts: Iterable[tuple[Sequence[tuple[int, int]], dict[str, Tensor]]],
-        counters: Sequence[dict[str, int]],
+        self, parts: Iterable[tuple[Sequence[tuple[int, int]], dict[str, Tensor]]], counters: Sequence[dict[str, int]]
     ) -> None:
         """Puts back parts made by `written_since`, each with the marks at its end."""
         for marks, part in parts:

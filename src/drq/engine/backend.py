@@ -163,9 +163,7 @@ class FastBackend(Backend):
         if (relu or pool) and self.kernels and x.device.type == self.device.type:
             # One launch for the bias and what follows it, one for their gradients.
             return (kernels.bias_pool if pool else kernels.bias_relu)(F.conv2d(x, weight, None, stride, padding), bias)
-        return super().convolution(
-            x, weight, bias.to(factors), stride=stride, padding=padding, relu=relu, pool=pool
-        )
+        return super().convolution(x, weight, bias.to(factors), stride=stride, padding=padding, relu=relu, pool=pool)
 
     def wide_linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         factors, outputs = self.factors or weight.dtype, len(weight)

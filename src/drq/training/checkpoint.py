@@ -1,5 +1,4 @@
-"""Writes checkpoints while training goes on, and has a run go on from one (`checkpoint_files.py` says what is in them).
-"""
+"""Writes checkpoints while training goes on, and has a run go on from one (what is in them: `checkpoint_files.py`)."""
 
 from __future__ import annotations
 

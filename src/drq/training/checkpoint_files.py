@@ -135,9 +135,7 @@ def actions_of(slot: int) -> str:
 def not_finite(state: dict[str, Tensor]) -> str | None:
     """The name of a weight or a moment that is not finite, if there is one."""
     names = [
-        name
-        for name, value in state.items()
-        if name.startswith(("agent.", "optimizer.")) and value.is_floating_point()
+        name for name, value in state.items() if name.startswith(("agent.", "optimizer.")) and value.is_floating_point()
     ]
     finite = [torch.isfinite(state[name]).all() for name in names]
     # Together: a GPU is waited for once.

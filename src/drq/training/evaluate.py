@@ -142,11 +142,7 @@ class Evaluator:
     """Plays evaluation episodes with an agent."""
 
     def __init__(
-        self,
-        agent: Agent,
-        make_group: Callable[[int], EnvironmentGroup],
-        engine: EngineSettings,
-        parallel: int,
+        self, agent: Agent, make_group: Callable[[int], EnvironmentGroup], engine: EngineSettings, parallel: int
     ) -> None:
         """`make_group` makes so many environments; `parallel` is how many episodes are played at once."""
         self.agent = agent

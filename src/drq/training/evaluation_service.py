@@ -98,9 +98,7 @@ class EvaluationService(Protocol):
     def close(self) -> None: ...
 
 
-def make_evaluator(
-    config: TrainConfig, agent: Agent, engine: EngineSettings, parallel: int | None = None
-) -> Evaluator:
+def make_evaluator(config: TrainConfig, agent: Agent, engine: EngineSettings, parallel: int | None = None) -> Evaluator:
     """Plays evaluation episodes of a run's task, so many at once (None: as suits the task). The agent may be changed
     between two evaluations."""
     return Evaluator(
@@ -208,9 +206,7 @@ class InlineEvaluation:
         self._evaluator_of(agent).prepare(**self._length)
 
     def play(self, agent: Agent, request: EvaluationRequest) -> Result:
-        evaluation = self._evaluator_of(agent).evaluate(
-            request.seed, **self._length, video=request.video is not None
-        )
+        evaluation = self._evaluator_of(agent).evaluate(request.seed, **self._length, video=request.video is not None)
         if request.video is not None:
             try:
                 save_video(Path(request.video), evaluation.episodes[0].video)

@@ -132,17 +132,10 @@ class Logs:
 
     def _elsewhere(self, group: str, row: dict[str, Any]) -> None:
         env_step = int(row["env_step"])
-        named = {
-            f"{group}/{key}": float(value)
-            for key, value in row.items()
-            if key != "env_step" and value != ""
-        }
-        self._to_tensorboard(
-            lambda writer: [writer.add_scalar(key, value, env_step) for key, value in named.items()]
-        )
+        named = {f"{group}/{key}": float(value) for key, value in row.items() if key != "env_step" and value != ""}
+        self._to_tensorboard(lambda writer: [writer.add_scalar(key, value, env_step) for key, value in named.items()])
         if self._wandb is not None:
             self._wandb.log(named | {"env_step": env_step})
-
 
     def _to_tensorboard(self, write: Callable[[Any], object]) -> None:
         """What cannot be written there, on a full disk, is in the CSV files: it is said, and the run goes on."""
@@ -180,6 +173,4 @@ def _wandb(folder: RunFolder, config: dict[str, Any]) -> Any:
     name = f"{config['task']} {config['preset']} {config['seed']}"
     about = {key.removeprefix("wandb_"): value for key, value in config.items() if key.startswith("wandb_")}
     mode = "offline" if about.pop("offline") else None  # None: as WANDB_MODE says, or online
-    return wandb.init(
-        **about, mode=mode, dir=str(folder.path), id=identity, name=name, resume="allow", config=config
-    )
+    return wandb.init(**about, mode=mode, dir=str(folder.path), id=identity, name=name, resume="allow", config=config)

@@ -78,9 +78,7 @@ def _fake_activations(frames: Tensor, slots: Tensor, count: int, networks: int) 
 
 
 @torch.library.custom_op("drq::encode", mutates_args=())
-def _encode(
-    frames: Tensor, slots: Tensor, shifts: Tensor, weights: list[Tensor], biases: list[Tensor]
-) -> list[Tensor]:
+def _encode(frames: Tensor, slots: Tensor, shifts: Tensor, weights: list[Tensor], biases: list[Tensor]) -> list[Tensor]:
     """Activations of every layer: what the backward pass needs."""
     return [activation[0] for activation in _forward(frames, slots, shifts, [weights], [biases])]
 
@@ -96,10 +94,8 @@ def _encode_inference(
 ) -> Tensor:
     """Last activation of one or two networks whose weights lie behind each other, [networks, B, H, W, 32]."""
     depth = len(weights) // networks
-    per_network = [weights[i * depth : (i + 1) * depth] for i in range(networks)]
-    return _forward(
-        frames, slots, shifts, per_network, [biases[i * depth : (i + 1) * depth] for i in range(networks)]
-    )[-1]
+    both = [[tensors[i * depth : (i + 1) * depth] for i in range(networks)] for tensors in (weights, biases)]
+    return _forward(frames, slots, shifts, *both)[-1]
 
 
 @_encode_inference.register_fake
@@ -110,12 +106,7 @@ def _(
 
 
 def _backward(
-    gradient: Tensor,
-    frames: Tensor,
-    slots: Tensor,
-    shifts: Tensor,
-    weights: Sequence[Tensor],
-    activations: Sequence[Tensor],
+    gradient: Tensor, frames: Tensor, slots: Tensor, shifts: Tensor, weights: list[Tensor], activations: list[Tensor]
 ) -> list[Tensor]:
     """Gradients of the weights, then of the biases; `gradient`: of the last activation, before its ReLU."""
     frames, slots, shifts = _inputs(frames, slots, shifts)
@@ -132,11 +123,7 @@ def _backward(
     return [of_weight, *reversed(of_weights), of_bias, *reversed(of_biases)]
 
 
-@torch.library.custom_op("drq::encode_backward", mutates_args=())
-def _encode_backward(
-    gradient: Tensor, frames: Tensor, slots: Tensor, shifts: Tensor, weights: list[Tensor], activations: list[Tensor]
-) -> list[Tensor]:
-    return _backward(gradient, frames, slots, shifts, weights, activations)
+_encode_backward = torch.library.custom_op("drq::encode_backward", _backward, mutates_args=())
 
 
 @_encode_backward.register_fake

@@ -1,5 +1,4 @@
-"""From the replay's rings to a batch: transitions in one launch, their stacked and augmented observations in another.
-"""
+"""From the replay's rings to a batch: transitions in one launch, their stacked, augmented observations in another."""
 
 from __future__ import annotations
 
@@ -34,9 +33,7 @@ def transitions(replay: Replay, chosen: Tensor | Choice) -> Batch:
     uniform = isinstance(chosen, Tensor)
     picked, weights = (chosen, None) if isinstance(chosen, Tensor) else chosen
     count = len(picked)
-    action = (
-        rows.new_empty(count, spec.action_size) if spec.action_kind == "continuous" else places.new_empty(count)
-    )
+    action = rows.new_empty(count, spec.action_size) if spec.action_kind == "continuous" else places.new_empty(count)
     reward, discount = rows.new_empty(2, count)
     slots, next_slots = places.new_empty(2, count, spec.frame_stack)
     chosen_slots = places.new_empty(count) if uniform else picked
@@ -47,13 +44,7 @@ def transitions(replay: Replay, chosen: Tensor | Choice) -> Batch:
         *(count, replay.stream_capacity, replay.stream_frames),
     )
     return Batch(
-        StackedFrames(frames, slots),
-        action,
-        reward,
-        discount,
-        StackedFrames(frames, next_slots),
-        chosen_slots,
-        weights,
+        StackedFrames(frames, slots), action, reward, discount, StackedFrames(frames, next_slots), chosen_slots, weights
     )
 
 
