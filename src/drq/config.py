@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -99,19 +100,17 @@ class SACConfig(AgentConfig):
 
 
 @dataclass(frozen=True)
-class DQNConfig(AgentConfig):
-    """Efficient DQN (double, dueling, n-step), regularised by DrQ. The paper's Atari table."""
+class DiscreteConfig(AgentConfig):
+    """What agents of discrete actions have. The paper's Atari table."""
 
     augmentation: str = "shift+intensity"
-    """Image transformation f. `none` is the paper's "Efficient DQN"."""
+    """Image transformation f: shift, cutout, hflip, vflip, rotate, intensity, none, or several joined by `+`."""
     k: int = 1
     """Views of the next observation averaged in the target (K)."""
     m: int = 1
     """Views of the observation averaged in the loss (M)."""
     batch_size: int = 32
     """Transitions in a mini-batch."""
-    n_step: int = 10
-    """Length of the multi-step return."""
     learning_rate: float = 1e-4
     """Adam's learning rate."""
     adam_beta1: float = 0.9
@@ -120,12 +119,30 @@ class DQNConfig(AgentConfig):
     """Adam's beta 2."""
     adam_eps: float = 1.5e-4
     """Adam's epsilon."""
+    double: bool = True
+    """The online network chooses the next action, the target network rates it."""
+    epsilon_final: float = 0.1
+    """Exploration epsilon after its decay."""
+    epsilon_decay_steps: int = 5000
+    """Agent steps over which epsilon falls from 1, once learning has begun."""
+    epsilon_eval: float = 0.05
+    """Epsilon of evaluation episodes."""
+    pad: int = 4
+    """Random shift: largest offset in pixels."""
+    intensity_scale: float = 0.05
+    """Intensity: standard deviation of the factor (the paper's Atari code)."""
+
+
+@dataclass(frozen=True)
+class DQNConfig(DiscreteConfig):
+    """Efficient DQN (double, dueling, n-step), regularised by DrQ; with augmentation none the paper's Efficient DQN."""
+
+    n_step: int = 10
+    """Length of the multi-step return."""
     max_grad_norm: float = 10.0
     """Gradients are scaled down to this norm."""
     target_every: int = 1
     """Updates between two copies into the target network. At 1, the paper's value, target and online agree."""
-    double: bool = True
-    """The online network chooses the next action, the target network rates it."""
     dueling: bool = True
     """Separate value and advantage streams."""
     hidden_dim: int = 512
@@ -134,37 +151,19 @@ class DQNConfig(AgentConfig):
     """One hidden layer for both streams of the dueling head instead of one each (docs/fidelity.md)."""
     loss: Literal["huber", "squared"] = "huber"
     """Residual of the temporal-difference error; Huber's delta is 1."""
-    epsilon_final: float = 0.1
-    """Exploration epsilon after its decay."""
-    epsilon_decay_steps: int = 5000
-    """Agent steps over which epsilon falls from 1, once learning has begun."""
-    epsilon_eval: float = 0.05
-    """Epsilon of evaluation episodes."""
     seed_steps: int = 1600
     """Agent steps before the first update (the minimum replay size)."""
     encoder: str = "nature"
     """Convolutions: sac-ae, nature (the paper's), dreamer, impala or d4pg."""
     freeze_encoder: bool = False
     """Leave the convolutions at their random initial values."""
-    pad: int = 4
-    """Random shift: largest offset in pixels."""
-    intensity_scale: float = 0.05
-    """Intensity: standard deviation of the factor (the paper's Atari code)."""
 
 
 @dataclass(frozen=True)
-class RainbowConfig(AgentConfig):
+class RainbowConfig(DiscreteConfig):
     """Rainbow for 100,000 steps, regularised by DrQ: distributional, dueling, double, with priorities, annealed
     returns, a wide residual encoder and resets (docs/atari.md). Each part can be switched off by itself."""
 
-    augmentation: str = "shift+intensity"
-    """Image transformation f: shift, cutout, hflip, vflip, rotate, intensity, none, or several joined by `+`."""
-    k: int = 1
-    """Views of the next observation whose projected distributions are averaged in the target (K)."""
-    m: int = 1
-    """Views of the observation averaged in the loss (M)."""
-    batch_size: int = 32
-    """Transitions in a mini-batch."""
     discount: float = 0.97
     """Discount factor gamma at the start and after a reset: a near horizon is learnt first."""
     discount_final: float = 0.997
@@ -183,8 +182,6 @@ class RainbowConfig(AgentConfig):
     """Of the distribution over returns (C51). 1: plain values with a Huber loss."""
     value_limit: float = 10.0
     """The atoms lie between minus this and this."""
-    double: bool = True
-    """The online network chooses the next action, the target network rates it."""
     dueling: bool = True
     """Separate value and advantage, on the same hidden units."""
     hidden_dim: int = 2048
@@ -195,14 +192,6 @@ class RainbowConfig(AgentConfig):
     """The encoder's channels, times this."""
     rescale_features: bool = True
     """Bring the features of every image to [0, 1]: resets and decay change their scale."""
-    learning_rate: float = 1e-4
-    """Adam's learning rate."""
-    adam_beta1: float = 0.9
-    """Adam's beta 1."""
-    adam_beta2: float = 0.999
-    """Adam's beta 2."""
-    adam_eps: float = 1.5e-4
-    """Adam's epsilon."""
     weight_decay: float = 0.1
     """Decay of matrices, not of biases, apart from the gradient (AdamW). 0: none."""
     tau: float = 0.005
@@ -231,10 +220,6 @@ class RainbowConfig(AgentConfig):
     """Agent steps before the first update."""
     updates_per_step: float = 2
     """Updates after every agent step."""
-    pad: int = 4
-    """Random shift: largest offset in pixels."""
-    intensity_scale: float = 0.05
-    """Intensity: standard deviation of the factor."""
 
 
 @dataclass(frozen=True)
@@ -325,40 +310,38 @@ class TrainConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
 
 
+_ANY_COUNT = 1, math.inf
+_NOT_NEGATIVE = 0, math.inf
+_LIMITS: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("checkpoint_every", "log_every"), _ANY_COUNT),
+    **dict.fromkeys(("eval.every", "eval.min_agent_steps"), _NOT_NEGATIVE),
+    **{"steps": (1, 10**12), "num_envs": (1, 256), "seed": (0, 2**63 - 1), "eval.episodes": (1, 10**7)},
+    **{"env.image_size": (-math.inf, 4096), "env.frame_stack": (-math.inf, 1000)},
+    **{"agent.k": (1, 1000), "agent.m": (1, 1000), "agent.batch_size": (1, 10**6), "agent.n_step": (1, 10**4)},
+    **{"agent.feature_dim": (1, 10**5), "agent.hidden_dim": (1, 10**5), "agent.updates_per_step": (-math.inf, 10**5)},
+    **dict.fromkeys(("agent.n_step_final", "agent.target_every", "agent.actor_every"), _ANY_COUNT),
+    **dict.fromkeys(("agent.epsilon_decay_steps", "agent.atoms", "agent.encoder_width"), _ANY_COUNT),
+    **dict.fromkeys(("agent.anneal_updates", "agent.reset_every", "agent.last_reset"), _NOT_NEGATIVE),
+    **dict.fromkeys(("agent.weight_decay", "agent.priority_exponent", "agent.priority_correction"), _NOT_NEGATIVE),
+    "agent.pad": (0, 1024),
+}
+"""The least and the most of settings. Beyond the most no machine gets, and a slip of the pen does."""
+
+
 def check(config: TrainConfig) -> None:
     """Refuses numbers that no run can work with, naming the flag."""
     agent = config.agent
-    at_least = {
-        "steps": (config.steps, 1),
-        "checkpoint-every": (config.checkpoint_every, 1),
-        "log-every": (config.log_every, 1),
-        "seed": (config.seed, 0),
-        "num-envs": (config.num_envs, 1),
-        "replay.capacity": (config.replay.capacity, 2 * config.num_envs),
-        "eval.every": (config.eval.every, 0),
-        "eval.episodes": (config.eval.episodes, 1),
-        "eval.min-agent-steps": (config.eval.min_agent_steps, 0),
-        **{f"agent.{name.replace('_', '-')}": (getattr(agent, name), 1) for name in _COUNTS if hasattr(agent, name)},
+    limits = _LIMITS | {
+        "replay.capacity": (2 * config.num_envs, 10**9),
         # An update needs one transition to learn from, whose return of n steps is complete.
-        "agent.seed-steps": (agent.seed_steps, max(agent.n_step, 1) * config.num_envs),
-        **{f"agent.{name.replace('_', '-')}": (getattr(agent, name, 0), 0) for name in _NOT_NEGATIVE},
+        "agent.seed_steps": (max(agent.n_step, 1) * config.num_envs, 10**12),
     }
-    for flag, (value, least) in at_least.items():
-        if value is not None and value < least:
-            raise UserError(f"--{flag} is {value}: set it to {least} or more.")
-    at_most = {
-        "steps": (config.steps, 10**12),
-        "num-envs": (config.num_envs, 256),
-        "seed": (config.seed, 2**63 - 1),
-        "replay.capacity": (config.replay.capacity, 10**9),
-        "env.image-size": (config.env.image_size, 4096),
-        "env.frame-stack": (config.env.frame_stack, 1000),
-        "eval.episodes": (config.eval.episodes, 10**7),
-        **{f"agent.{name.replace('_', '-')}": (getattr(agent, name, 0), most) for name, most in _MOST.items()},
-    }
-    for flag, (value, most) in at_most.items():
-        if value is not None and value > most:
-            raise UserError(f"--{flag} is {value}: set it to {most:,} or less.")
+    for name, (least, most) in limits.items():
+        part, _, setting = name.rpartition(".")
+        value = getattr(getattr(config, part) if part else config, setting, None)  # not every agent has each
+        if value is not None and (value < least or value > most):
+            bound = f"{least} or more" if value < least else f"{most:,} or less"
+            raise UserError(f"--{name.replace('_', '-')} is {value}: set it to {bound}.")
     for name in ("learning_rate", "init_temperature", "max_grad_norm", "updates_per_step", "value_limit"):
         if getattr(agent, name, 1.0) <= 0:
             raise UserError(f"--agent.{name.replace('_', '-')} is {getattr(agent, name)}: set it above 0.")
@@ -371,19 +354,3 @@ def check(config: TrainConfig) -> None:
         raise UserError(
             f"--agent.n-step-final is more than --agent.n-step, {agent.n_step}: returns may only become shorter."
         )
-
-
-_MOST = {
-    **{"k": 1000, "m": 1000, "batch_size": 10**6, "n_step": 10**4, "seed_steps": 10**12, "pad": 1024},
-    **{"feature_dim": 10**5, "hidden_dim": 10**5, "updates_per_step": 10**5},
-}
-"""Beyond these no machine gets, and a slip of the pen does."""
-
-_COUNTS = (
-    *("k", "m", "batch_size", "n_step", "n_step_final", "target_every", "actor_every"),
-    *("feature_dim", "hidden_dim", "epsilon_decay_steps", "atoms", "encoder_width"),
-)
-_NOT_NEGATIVE = (
-    *("pad", "anneal_updates", "reset_every", "last_reset", "weight_decay"),
-    *("priority_exponent", "priority_correction"),
-)

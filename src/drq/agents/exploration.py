@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from drq.config import DQNConfig, RainbowConfig
+from drq.config import DiscreteConfig
 
 
 class EpsilonGreedy:
     """The best action, or now and then any."""
 
-    def __init__(self, config: DQNConfig | RainbowConfig, actions: int) -> None:
+    def __init__(self, config: DiscreteConfig, actions: int) -> None:
         self.config = config
         self.actions = actions
 
