@@ -3,28 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from drq.envs.protocol import Action, Environment, Frame, Step
 from drq.envs.remote import RemoteEnvironment
 from drq.envs.thread import EnvThread
-
-
-class EnvWorker(Protocol):
-    """An environment whose steps can be waited for later."""
-
-    @property
-    def env(self) -> Environment: ...
-
-    def reset(self, seed: int) -> Callable[[], Frame]:
-        """Begins an episode; calling the result waits for its first frame."""
-        ...
-
-    def step(self, action: Action) -> Callable[[], Step]:
-        """Begins a step, or makes it; calling the result waits for what is left of it."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class ThreadedEnv:
@@ -38,9 +20,11 @@ class ThreadedEnv:
         self.env = self._thread.submit(make).result()
 
     def reset(self, seed: int) -> Callable[[], Frame]:
+        """Begins an episode; calling the result waits for its first frame."""
         return self._thread.submit(self.env.reset, seed).result
 
     def step(self, action: Action) -> Callable[[], Step]:
+        """Begins a step; calling the result waits for it."""
         return self._thread.submit(self.env.step, action).result
 
     def close(self) -> None:
@@ -48,7 +32,7 @@ class ThreadedEnv:
 
 
 class InlineEnv:
-    """Works an environment in the calling thread, which has left its updates to a GPU and has little else to do.
+    """The same in the calling thread, which has left its updates to a GPU and has little else to do.
 
     Handing over to a thread and back would cost a tenth of a millisecond, which is a tenth of an Atari step.
     """
@@ -69,10 +53,13 @@ class InlineEnv:
 
 
 class ProcessEnv:
-    """Works an environment in a process of its own, beside others of the same run."""
+    """The same in a process of its own, beside others of the same run."""
 
     def __init__(self, env: RemoteEnvironment) -> None:
         self.env = env
         self.reset = env.begin_reset
         self.step = env.begin_step
         self.close = env.close
+
+
+EnvWorker = ThreadedEnv | InlineEnv | ProcessEnv

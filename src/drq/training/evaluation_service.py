@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,36 +68,6 @@ class PlayedEvaluation(NamedTuple):
     """Those that it was played with."""
 
 
-class EvaluationService(Protocol):
-    """Plays evaluations of the agent as it is at the time of the request."""
-
-    @property
-    def under_way(self) -> bool:
-        """Whether an evaluation is not collected yet."""
-        ...
-
-    def submit(self, agent: Agent, request: EvaluationRequest) -> None:
-        """Asks for an evaluation of the agent as it is now. It is the same agent every time, further trained."""
-        ...
-
-    def resume(self, agent: Agent, request: EvaluationRequest, weights: Weights) -> None:
-        """Asks for an evaluation that was under way when the run was stopped, with the weights of that time."""
-        ...
-
-    def collect(self, *, wait: bool, leave: int = 0) -> list[PlayedEvaluation]:
-        """Finished evaluations, in the order of their requests.
-
-        `wait`: until at most `leave` are under way, or the run shall stop.
-        """
-        ...
-
-    def pending(self) -> dict[int, Weights]:
-        """The agent steps of evaluations that are under way or were stopped, and the weights to play them with."""
-        ...
-
-    def close(self) -> None: ...
-
-
 def make_evaluator(config: TrainConfig, agent: Agent, engine: EngineSettings, parallel: int | None = None) -> Evaluator:
     """Plays evaluation episodes of a run's task, so many at once (None: as suits the task). The agent may be changed
     between two evaluations."""
@@ -123,20 +93,6 @@ def settings_beside_training(config: TrainConfig, device: torch.device) -> tuple
     cpu = EngineSettings.resolve(EngineConfig(precision="float32"), torch.device("cpu"), config.agent)
     # Half of what the process may use (OMP_NUM_THREADS, where a launcher divides the cores): training needs the rest.
     return cpu, max(1, min(torch.get_num_threads() // 2, MOST_THREADS_BESIDE_TRAINING))
-
-
-def open_evaluation_service(
-    config: TrainConfig,
-    engine: EngineSettings,
-    stopping: Callable[[], bool] = lambda: False,
-    show_progress: ShowProgress | None = None,
-) -> EvaluationService:
-    """The service that the engine's settings ask for. Best opened early: a process takes seconds to be ready.
-
-    `stopping` says whether the run shall stop: no evaluation is waited for then.
-    """
-    inline = InlineEvaluation(config, engine, stopping, show_progress)
-    return SubprocessEvaluation(config, inline) if engine.eval_process else inline
 
 
 def packed(weights: Weights) -> memoryview:
@@ -166,7 +122,7 @@ def other_weights(agent: Agent, weights: Weights) -> Iterator[None]:
 
 
 class InlineEvaluation:
-    """Plays evaluations in this process, at once: training waits."""
+    """Plays evaluations of the agent as it is at the time of the request. In this process, at once: training waits."""
 
     def __init__(
         self,
@@ -185,9 +141,11 @@ class InlineEvaluation:
 
     @property
     def under_way(self) -> bool:
+        """Whether an evaluation is not collected yet."""
         return bool(self._done or self._stopped)
 
     def submit(self, agent: Agent, request: EvaluationRequest) -> None:
+        """Asks for an evaluation of the agent as it is now. It is the same agent every time, further trained."""
         try:
             result = self.play(agent, request)
             self._done.append(PlayedEvaluation(request, result, Snapshot.of(agent.modules.state_dict())))
@@ -195,10 +153,12 @@ class InlineEvaluation:
             self._stopped[request.agent_step] = Snapshot.of(agent.modules.state_dict()).on_host()
 
     def resume(self, agent: Agent, request: EvaluationRequest, weights: Weights) -> None:
+        """Asks for an evaluation that was under way when the run was stopped, with the weights of that time."""
         with other_weights(agent, weights):
             self.submit(agent, request)
 
     def pending(self) -> dict[int, Weights]:
+        """The agent steps of evaluations that are under way or were stopped, and the weights to play them with."""
         return self._stopped
 
     def prepare(self, agent: Agent) -> None:
@@ -227,6 +187,8 @@ class InlineEvaluation:
         return self._evaluator
 
     def collect(self, *, wait: bool, leave: int = 0) -> list[PlayedEvaluation]:
+        """Finished evaluations, in the order of their requests. `wait`: until at most `leave` are under way, or the
+        run shall stop."""
         done, self._done = self._done, []
         return done
 
@@ -236,10 +198,8 @@ class InlineEvaluation:
 
 
 class SubprocessEvaluation:
-    """Plays evaluations in a second Python process while training goes on.
-
-    Should that one end, `fallback` plays in this process what it left.
-    """
+    """The same in a second Python process while training goes on. Should that one end, `fallback` plays in this process
+    what it left."""
 
     def __init__(self, config: TrainConfig, fallback: InlineEvaluation) -> None:
         self._fallback = fallback
@@ -311,3 +271,20 @@ class SubprocessEvaluation:
         self._sender.shutdown()
         self._pipe.close()
         self._fallback.close()
+
+
+EvaluationService = InlineEvaluation | SubprocessEvaluation
+
+
+def open_evaluation_service(
+    config: TrainConfig,
+    engine: EngineSettings,
+    stopping: Callable[[], bool] = lambda: False,
+    show_progress: ShowProgress | None = None,
+) -> EvaluationService:
+    """The service that the engine's settings ask for. Best opened early: a process takes seconds to be ready.
+
+    `stopping` says whether the run shall stop: no evaluation is waited for then.
+    """
+    inline = InlineEvaluation(config, engine, stopping, show_progress)
+    return SubprocessEvaluation(config, inline) if engine.eval_process else inline

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from drq.agents import Agent
 from drq.config import TrainConfig
 from drq.engine import Learner, Snapshot
 from drq.envs import Action, EnvSpec, Step
@@ -216,13 +215,9 @@ class Loop:
 
     def _policy(self) -> TrainedPolicy:
         """The policy as it is now."""
-
-        def load_into(agent: Agent) -> int:
-            agent.modules.load_state_dict(self.learner.agent.modules.state_dict())
-            return self.state.agent_step
-
-        on_gpu = self.learner.engine.device.type == "cuda"
-        return TrainedPolicy(self.config, self.spec, load_into, device="cuda" if on_gpu else "cpu")
+        weights, on_gpu = self.learner.agent.modules.state_dict(), self.learner.engine.device.type == "cuda"
+        policy = PolicyFile(self.config, self.spec, self.state.agent_step, weights)
+        return TrainedPolicy(self.config, self.spec, policy.load_into, device="cuda" if on_gpu else "cpu")
 
     def _log(self) -> None:
         """A row of train.csv, once there are updates to tell of."""

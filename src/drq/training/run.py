@@ -244,15 +244,14 @@ class Trainer:
 
     def _records_videos(self, env: Environment) -> bool:
         """Whether evaluations leave videos. Where they cannot, it is said why."""
-        if not self.config.eval.video:
-            return False
+        why_not = ""
         if not ffmpeg_available():
-            self.progress.say(f"No videos will be recorded. {NO_FFMPEG}")
-            return False
-        if not getattr(env, "draws", True):
-            self.progress.say(f"No videos will be recorded: {self.config.task} has no rgb_array render mode.")
-            return False
-        return True
+            why_not = f". {NO_FFMPEG}"
+        elif not getattr(env, "draws", True):
+            why_not = f": {self.config.task} has no rgb_array render mode."
+        if self.config.eval.video and why_not:
+            self.progress.say(f"No videos will be recorded{why_not}")
+        return self.config.eval.video and not why_not
 
     def _introduce(self, spec: EnvSpec, capacity: int) -> None:
         """Says what begins, and what somebody may have wanted otherwise."""
