@@ -156,11 +156,10 @@ def _conv_kernel(height: int, width: int, tiling: Tiling, *, forward: bool) -> r
 
 
 def conv_forward(
-    x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...], tiling: Tiling | None = None
+    x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...], tiling: Tiling = FORWARD
 ) -> Tensor:
     """relu(conv(x)), 3 x 3, stride 1, of one or two networks, each on its own input: [networks, B, H, W, 32]."""
     networks, images, height, width, _ = x.shape
-    tiling = tiling or FORWARD
     out = x.new_empty(networks, images, height - 2, width - 2, CHANNELS)
     kernel = _conv_kernel(height, width, tiling, forward=True)
     work = _ceil(images * (height - 2) * (width - 2), _conv_tile(tiling))
@@ -169,10 +168,9 @@ def conv_forward(
     return out
 
 
-def conv_input_gradient(gradient: Tensor, weight: Tensor, x: Tensor, tiling: Tiling | None = None) -> Tensor:
+def conv_input_gradient(gradient: Tensor, weight: Tensor, x: Tensor, tiling: Tiling = INPUT_GRADIENT) -> Tensor:
     """Gradient of a layer's input `x`, before the ReLU that made `x`; `gradient`: of its output before the ReLU."""
     images, height, width, _ = x.shape
-    tiling = tiling or INPUT_GRADIENT
     out = torch.empty_like(x)
     kernel = _conv_kernel(height, width, tiling, forward=False)
     blocks = min(kernel.resident_blocks, _ceil(images * height * width, _conv_tile(tiling)))
@@ -193,11 +191,10 @@ def _reduced(partial: Tensor, like: Tensor, inputs: int, scale: float) -> tuple[
 
 
 def conv_weight_gradient(
-    gradient: Tensor, x: Tensor, weight: Tensor, tiling: Tiling | None = None
+    gradient: Tensor, x: Tensor, weight: Tensor, tiling: Tiling = WEIGHT_GRADIENT
 ) -> tuple[Tensor, Tensor]:
     """Gradients of a layer's weight and bias, float32; `gradient`: of its output before the ReLU."""
     images, height, width, _ = x.shape
-    tiling = tiling or WEIGHT_GRADIENT
     defines: dict[str, int | str] = {
         "H": height,
         "W": width,
@@ -261,10 +258,9 @@ def first_forward(
 
 
 def first_weight_gradient(
-    gradient: Tensor, frames: Tensor, slots: Tensor, shifts: Tensor, weight: Tensor, tiling: Tiling | None = None
+    gradient: Tensor, frames: Tensor, slots: Tensor, shifts: Tensor, weight: Tensor, tiling: Tiling = FIRST_WEIGHT
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the first layer's weight and bias; `gradient`: of its output before the ReLU."""
-    tiling = tiling or FIRST_WEIGHT
     parts = ("weight_sums.cuh", "first_weight.cu")
     height, width = frames.shape[2:]
     shared = _first_weight_bytes(weight.shape[1], height, width, tiling)
