@@ -160,8 +160,8 @@ def test_targets_computed_beside_are_the_same() -> None:
     agent = dataclasses.replace(SAC_SETTINGS, batch_size=256, hidden_dim=1024)
     beside = make_learner(CONTROL, agent, EngineConfig(compile="off"), "cuda")
     after = make_learner(CONTROL, agent, EngineConfig(compile="off"), "cuda")
-    assert beside.backend._side is not None
-    after.backend._side = None
+    assert beside.backend._sides is not None
+    after.backend._sides = None
     first, second = weights_after(beside, 40), weights_after(after, 40)
     assert all(torch.equal(first[name], second[name]) for name in first)
 

@@ -184,6 +184,17 @@ def test_mixed_versions_of_the_simulator_are_said(tmp_path: Path) -> None:
     assert "mujoco: 3.11.0, 3.12.0" in warning
 
 
+def test_runs_drawn_in_different_ways_are_said(tmp_path: Path) -> None:
+    fake_run(tmp_path, seed=1, env={"render": "cuda"})
+    fake_run(tmp_path, seed=2, env={"render": "ray"})
+    assert read_results([tmp_path])[1] == []  # the same pixels
+    fake_run(tmp_path, seed=3, env={"render": "fast"})
+    assert read_results([tmp_path])[1] == [
+        "PlaNet tasks: DrQ K=2 M=2 averages runs drawn in different ways (--env.render fast, ray or cuda) on "
+        "dmc/walker-walk"
+    ]
+
+
 def test_other_peoples_results_join(tmp_path: Path) -> None:
     fake_run(tmp_path / "runs", label="taken")
     rows = [

@@ -117,7 +117,8 @@ def read_results(paths: Sequence[Path]) -> tuple[list[RunResult], list[str]]:
     for table in tables:
         runs += _join(_read_csv(table, warnings), runs, table.name)
     runs = _without_duplicates(runs, warnings)
-    warnings += _unfinished(runs) + _say_missing(missing_runs(runs, paths)) + _mixed_versions(runs)
+    warnings += _unfinished(runs) + _say_missing(missing_runs(runs, paths))
+    warnings += _mixed_versions(runs) + _mixed_drawing(runs)
     return runs, warnings
 
 
@@ -295,3 +296,21 @@ def _mixed_versions(runs: list[RunResult]) -> list[str]:
         if len(found) > 1:
             warnings.append(f"the runs were made with different versions of {package}: {', '.join(sorted(found))}")
     return warnings
+
+
+def _mixed_drawing(runs: list[RunResult]) -> list[str]:
+    """Seeds of a task that are averaged although their images were not drawn in the same way."""
+    ways: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for run in runs:
+        env = run.config.get("env") or {}
+        if run.ours and family_of(run.task).has_render_setting and env.get("observation") != "state":
+            # Runs of earlier versions, which name none, had one way. Rays give the same pixels on either device.
+            way = str(env.get("render", "fast"))
+            ways[run.benchmark.title, run.system][run.task].add("ray or cuda" if way in ("ray", "cuda") else way)
+    mixed = {place: {task: found for task, found in tasks.items() if len(found) > 1} for place, tasks in ways.items()}
+    return [
+        f"{benchmark}: {system} averages runs drawn in different ways (--env.render "
+        f"{', '.join(sorted(set().union(*tasks.values())))}) on {', '.join(sorted(tasks))}"
+        for (benchmark, system), tasks in mixed.items()
+        if tasks
+    ]
