@@ -163,6 +163,7 @@ def test_targets_computed_beside_are_the_same() -> None:
     assert beside.backend._sides is not None
     after.backend._sides = None
     first, second = weights_after(beside, 40), weights_after(after, 40)
+    assert beside.backend._sides._used  # a branch was taken
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
