@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional, arg
 
-from drq.errors import UserError, did_you_mean
+from drq.errors import DeviceLost, UserError, did_you_mean, end_at_once
 
 USAGE = """usage: drq COMMAND ...
 
@@ -436,6 +436,8 @@ def main(args: list[str] | None = None) -> None:
         COMMANDS[name](rest)
     except UserError as error:
         print(f"drq: {error}", file=sys.stderr)
+        if isinstance(error, DeviceLost):
+            end_at_once(2)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -446,9 +448,11 @@ def main(args: list[str] | None = None) -> None:
         print(f"drq: {what}: see that there is room and that it may be written.", file=sys.stderr)
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
-        from drq.engine import in_words
+        from drq.engine import in_words, lacks_memory
 
         if (happened := in_words(error)) is None:
             raise
         print(f"drq: {happened}: try again when the device is free, or see drq doctor.", file=sys.stderr)
+        if not lacks_memory(error):
+            end_at_once(2)
         sys.exit(2)

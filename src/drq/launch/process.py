@@ -13,6 +13,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+FAILED = 1
+"""Exit code of a run that another attempt may finish: an error nobody foresaw, a GPU that was lost."""
 MISTAKE = 2
 """Exit code of a run whose settings, data or disk are at fault: another attempt would end the same way."""
 UNFIT, UNLIKE = 3, 4

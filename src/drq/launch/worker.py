@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from drq.errors import UserError
-from drq.launch.process import MISTAKE, STOPPED, UNFIT, UNLIKE
+from drq.errors import DeviceLost, UserError, end_at_once
+from drq.launch.process import FAILED, MISTAKE, STOPPED, UNFIT, UNLIKE
 
 
 class Unfit(UserError):
@@ -34,7 +34,7 @@ class Unlike(Unfit):
 
 
 def main() -> int:
-    """Trains one run; a user's mistake is one sentence and exit code 2."""
+    """Trains one run; a user's mistake is one sentence and exit code 2. A lost GPU is none: it is raised."""
     # Training turns the first signal into a checkpoint; before and after, it unwinds and finishes what it writes.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     alone = threading.Event()
@@ -52,6 +52,8 @@ def main() -> int:
         if not job.get("keep_replay", True):
             with suppress(OSError, UserError):  # `drq suite prune` can do it later
                 drop_replay(RunFolder(result.dir).checkpoint)
+    except DeviceLost:
+        raise
     except Unfit as error:
         print(error, file=sys.stderr)
         return error.code
@@ -94,4 +96,8 @@ def _stop_at_end_of_input(alone: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except DeviceLost as error:
+        print(error, file=sys.stderr)
+        end_at_once(FAILED)

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from drq.engine import in_words, lacks_memory
-from drq.errors import UserError
+from drq.errors import DeviceLost, UserError
 from drq.training.folder import write_atomically
 
 
@@ -34,7 +34,7 @@ def device_faults_in_words(left: Callable[[], str], replay_bytes: Callable[[], i
                 "again when there is room, or fewer runs at once; or, in another --dir, with a smaller "
                 "--replay.capacity, --agent.batch-size, --agent.k, --agent.m or --agent.hidden-dim."
             ) from error
-        raise UserError(
+        raise DeviceLost(
             f"{happened}, or under MPS another process on it did. {left()}: run the same command again; if it fails "
             "once more, nvidia-smi and the system's log (Xid) say what is wrong with the GPU."
         ) from error
