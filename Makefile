@@ -34,7 +34,7 @@ test:  ## Lint, type check and all tests
 
 drills:  ## Break small runs in every way that docs/reliability.md lists, and count what was lost: up to an hour
 	$(call install,dev atari)
-	OMP_NUM_THREADS=1 $(BIN)/python scripts/drills.py
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/drills
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/ray_drills.py
 
 install:  ## Only install, for development: .venv with the extras dev and atari

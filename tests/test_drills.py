@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import drills
 import drq
+from drills.__main__ import DRILLS
 from runs import small
 
 
@@ -27,7 +28,7 @@ COUNTS = {"kills": 2, "writes": 2, "damage": 4, "mutations": 60, "strangers": 3,
 
 @pytest.mark.parametrize(("name", "count"), COUNTS.items())
 def test_nothing_is_lost(name: str, count: int, whole: Path, tmp_path: Path) -> None:
-    outcome = drills.DRILLS[name][1](whole, tmp_path, count, random.Random(1))
+    outcome = DRILLS[name][1](whole, tmp_path, count, random.Random(1))
     if name == "disks" and not outcome.tried:
         pytest.skip("nobody may mount a disk here")
     assert outcome.tried >= count
