@@ -30,7 +30,7 @@ test:  ## Lint, type check and all tests
 	@$(PYTHON) scripts/system_packages.py
 	$(BIN)/python -m ruff check $(CODE)
 	$(BIN)/python -m mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -rs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -rs
 
 drills:  ## Break small runs in every way that docs/reliability.md lists, and count what was lost: up to an hour
 	$(call install,dev atari)

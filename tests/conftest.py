@@ -18,7 +18,13 @@ from emulation import Emulator
 torch.set_num_threads(1)  # two workers share two cores
 
 
+LONG = ("ray", "learning", "trace", "launcher", "rainbow", "dqn", "examples", "claims", "drawing", "speed")
+"""Files that take longest, some of them waiting: they begin first, so that no worker is left alone with one."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {f"test_{name}": place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(LONG)))
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
@@ -26,10 +32,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+def emulator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Emulator:
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    return Emulator(tmp_path_factory.mktemp("kernels"))
+    cache: pytest.Cache | None = getattr(request.config, "cache", None)  # none with -p no:cacheprovider
+    return Emulator(cache.mkdir("emulated_kernels") if cache else tmp_path_factory.mktemp("kernels"))
 
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not kernels.available(), reason="needs a CUDA GPU with bfloat16")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from drq.engine.kernels import runtime
 
 EMULATOR = Path(__file__).parent / "kernel_emulator.h"
+OPTIONS = ("-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-ffp-contract=off", "-shared", "-fPIC")
 
 
 class EmulatedKernel:
@@ -20,13 +22,7 @@ class EmulatedKernel:
 
     resident_blocks = 3
 
-    def __init__(self, name: str, text: str, threads: int, shared_bytes: int, folder: Path) -> None:
-        source = folder / (hashlib.sha256(text.encode()).hexdigest()[:16] + ".cpp")
-        entry = f'extern "C" void run(void** a, int x, int y, int t, int s) {{ emulate({name}, a, x, y, t, s); }}'
-        source.write_text(f'#include "{EMULATOR}"\n{text}\n{entry}\n')
-        library = source.with_suffix(".so")
-        options = ["-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-ffp-contract=off", "-shared", "-fPIC"]
-        subprocess.run(["g++", *options, str(source), "-o", str(library)], check=True)
+    def __init__(self, library: Path, threads: int, shared_bytes: int) -> None:
         self._run = ctypes.CDLL(str(library)).run
         self._shape = threads, shared_bytes
 
@@ -39,16 +35,35 @@ class EmulatedKernel:
 
 
 class Emulator:
-    """Stands in for `runtime.kernel`."""
+    """Stands in for `runtime.kernel`. What it compiles stays in the folder, for other processes and for next time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._compiler = subprocess.run(["g++", "--version"], check=True, capture_output=True, text=True).stdout
         self._built: dict[str, EmulatedKernel] = {}
+        # Read once for all kernels: its own includes take most of the time.
+        self._header = self._made(EMULATOR.read_text(), "c++-header", ".h.gch").with_suffix("")
 
     def kernel(
         self, name: str, parts: Sequence[str], defines: Mapping[str, int | str], threads: int, shared_bytes: int
     ) -> EmulatedKernel:
         text = runtime.program_text([part for part in parts if part != "primitives.cuh"], defines)
         if text not in self._built:
-            self._built[text] = EmulatedKernel(name, text, threads, shared_bytes, self._folder)
+            self._built[text] = EmulatedKernel(self._library(name, text), threads, shared_bytes)
         return self._built[text]
+
+    def _library(self, name: str, text: str) -> Path:
+        entry = f'extern "C" void run(void** a, int x, int y, int t, int s) {{ emulate({name}, a, x, y, t, s); }}'
+        return self._made(f"{text}\n{entry}\n", "c++", ".so", "-include", str(self._header))
+
+    def _made(self, text: str, language: str, suffix: str, *options: str) -> Path:
+        command = ["g++", *OPTIONS, *options, "-x", language]
+        key = "\n".join((self._compiler, *command, text))
+        made = self._folder / (hashlib.sha256(key.encode()).hexdigest()[:32] + suffix)
+        if not made.exists():
+            with tempfile.TemporaryDirectory(dir=self._folder) as place:
+                source, unfinished = Path(place) / "source", Path(place) / "made"
+                source.write_text(text)
+                subprocess.run([*command, str(source), "-o", str(unfinished)], check=True)
+                unfinished.rename(made)  # whole, though another process may do the same
+        return made
