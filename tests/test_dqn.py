@@ -20,7 +20,7 @@ from torch import Tensor
 from drq.agents import make_agent
 from drq.agents.dqn import DQN
 from drq.backend import Backend
-from drq.config import DQNConfig, EngineConfig, EnvConfig, EvalConfig, ReplayConfig, TrainConfig
+from drq.config import DQNConfig, EngineConfig, EvalConfig, TrainConfig
 from drq.engine import EngineSettings, FastBackend
 from drq.envs.protocol import EnvSpec
 from drq.presets import preset
@@ -307,31 +307,6 @@ def test_the_greedy_action_has_the_highest_value() -> None:
 
 
 # Whole runs.
-
-
-def test_it_learns_to_catch(tmp_path: Path) -> None:
-    config = TrainConfig(
-        task="toy/catch",
-        preset="cpu",
-        dir=str(tmp_path),
-        steps=4_000,
-        agent=DQNConfig(
-            batch_size=32,
-            learning_rate=1e-3,
-            hidden_dim=64,
-            n_step=3,
-            seed_steps=500,
-            epsilon_decay_steps=600,
-            epsilon_eval=0.0,
-            pad=2,
-        ),
-        env=EnvConfig(image_size=36, frame_stack=1),
-        replay=ReplayConfig(capacity=None),
-        eval=EvalConfig(every=0, episodes=40, video=False),
-        device="cpu",
-    )
-    # Random play gives -0.75, perfect play 1.
-    assert train(config, quiet=True).final_return > 0.6
 
 
 def pong(folder: Path) -> TrainConfig:

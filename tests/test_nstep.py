@@ -332,3 +332,40 @@ def test_samples_are_uniform_over_what_is_complete() -> None:
     assert int(numbers.max()) == n - 1
     chi_squared = float(((counts[:n] - 20_000 / n) ** 2 / (20_000 / n)).sum())
     assert chi_squared < n + 5 * (2 * n) ** 0.5
+
+
+@pytest.mark.parametrize("n_step", [1, 3, 4])
+def test_bootstrapping_one_step_early(n_step: int) -> None:
+    """As Rainbow was published."""
+    spec = EnvSpec("toy/state", (1,), 1, "discrete", 3, 1, 50)
+    replay = Replay(spec, 40, n_step=4, early_bootstrap=True)
+    replay.set_returns(n_step, 0.9)
+    rng = np.random.default_rng(0)
+    frames, rows = [], []
+    number = 0.0
+    for length, terminal in ((5, True), (1, True), (9, False), (7, True)):
+        replay.begin(np.array([number], np.float32))
+        frames.append(number)
+        for age in range(length):
+            number += 1.0
+            done = age == length - 1
+            reward, discount = float(np.float32(rng.normal())), 0.0 if done and terminal else 1.0
+            replay.add(0, reward, discount, done, np.array([number], np.float32))
+            rows.append((frames[-1] if age == 0 else number - 1.0, reward, discount, done))
+        number += 1.0
+    batch = replay.gather(Choice(torch.arange(replay.sampleable)))
+    assert not isinstance(batch.next_obs, torch.Tensor)
+    next_obs = batch.next_obs.tensor()[:, 0]
+    for at in range(replay.sampleable):
+        expected, factor, first = 0.0, 1.0, rows[at][0]
+        for ahead in range(n_step):
+            _, reward, discount, done = rows[at + ahead]
+            expected += factor * reward
+            last = ahead == n_step - 1
+            factor *= 0.9 * (1.0 if last else discount)
+            if done and not last:
+                break
+        assert float(batch.reward[at]) == pytest.approx(expected, abs=1e-5)
+        assert float(batch.discount[at]) == pytest.approx(factor, rel=1e-5)
+        if factor:  # a whole return: the state that the last action was taken in; one cut short: its last state
+            assert float(next_obs[at]) == first + (n_step - 1 if ahead == n_step - 1 else ahead + 1)

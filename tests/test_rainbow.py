@@ -1,11 +1,10 @@
-"""Rainbow against an independent transcription of its equations, its schedules and resets, and on tasks that it must
-learn or resume exactly."""
+"""Rainbow against an independent transcription of its equations, its schedules and resets. It learns in
+test_learning.py."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from drq.agents import make_agent, make_replay
 from drq.agents.rainbow import Rainbow, project, rescale
 from drq.agents.schedules import Resets
 from drq.backend import Backend
-from drq.config import EngineConfig, EnvConfig, EvalConfig, RainbowConfig, ReplayConfig, TrainConfig, check
+from drq.config import EngineConfig, RainbowConfig, check
 from drq.engine import EngineSettings, FastBackend, Learner
 from drq.envs.protocol import EnvSpec
 from drq.errors import UserError
@@ -26,10 +25,8 @@ from drq.networks.encoders import Convolution
 from drq.networks.heads import WideLinear
 from drq.presets import preset
 from drq.priorities import PrioritisedSampler
-from drq.replay import Batch, Choice, Replay
+from drq.replay import Batch
 from drq.training.evaluation_service import other_weights
-from drq.training.run import train
-from runs import rows, state
 
 SIZE, ACTIONS, N = 20, 4, 3
 SPEC = EnvSpec("atari/tiny", (1, SIZE, SIZE), 2, "discrete", ACTIONS, 4, None)
@@ -457,45 +454,6 @@ def test_rounded_copies_of_weights_change_no_bit(kernel_device: str) -> None:
     assert_same()
 
 
-# Returns with the published slip.
-
-
-@pytest.mark.parametrize("n_step", [1, 3, 4])
-def test_bootstrapping_one_step_early(n_step: int) -> None:
-    spec = EnvSpec("toy/state", (1,), 1, "discrete", 3, 1, 50)
-    replay = Replay(spec, 40, n_step=4, early_bootstrap=True)
-    replay.set_returns(n_step, 0.9)
-    random = np.random.default_rng(0)
-    frames, rows = [], []
-    number = 0.0
-    for length, terminal in ((5, True), (1, True), (9, False), (7, True)):
-        replay.begin(np.array([number], np.float32))
-        frames.append(number)
-        for age in range(length):
-            number += 1.0
-            done = age == length - 1
-            reward, discount = float(np.float32(random.normal())), 0.0 if done and terminal else 1.0
-            replay.add(0, reward, discount, done, np.array([number], np.float32))
-            rows.append((frames[-1] if age == 0 else number - 1.0, reward, discount, done))
-        number += 1.0
-    batch = replay.gather(Choice(torch.arange(replay.sampleable)))
-    assert not isinstance(batch.next_obs, Tensor)
-    next_obs = batch.next_obs.tensor()[:, 0]
-    for at in range(replay.sampleable):
-        expected, factor, first = 0.0, 1.0, rows[at][0]
-        for ahead in range(n_step):
-            _, reward, discount, done = rows[at + ahead]
-            expected += factor * reward
-            last = ahead == n_step - 1
-            factor *= 0.9 * (1.0 if last else discount)
-            if done and not last:
-                break
-        assert float(batch.reward[at]) == pytest.approx(expected, abs=1e-5)
-        assert float(batch.discount[at]) == pytest.approx(factor, rel=1e-5)
-        if factor:  # a whole return: the state that the last action was taken in; one cut short: its last state
-            assert float(next_obs[at]) == first + (n_step - 1 if ahead == n_step - 1 else ahead + 1)
-
-
 # Settings.
 
 
@@ -528,77 +486,3 @@ def test_the_presets_are_the_published_agent() -> None:
 def test_settings_that_no_run_can_work_with(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         check(replace(preset("strong", "atari/pong"), agent=RainbowConfig(**settings)))
-
-
-# Whole runs.
-
-
-def test_it_learns_to_catch(tmp_path: Path) -> None:
-    """With every part, and a reset on the way."""
-    config = TrainConfig(
-        task="toy/catch",
-        preset="cpu",
-        dir=str(tmp_path),
-        steps=1_700,
-        agent=RainbowConfig(
-            batch_size=16,
-            encoder_width=1,
-            hidden_dim=64,
-            atoms=21,
-            value_limit=1.5,
-            learning_rate=1e-3,
-            tau=0.05,
-            n_step=5,
-            anneal_updates=300,
-            seed_steps=300,
-            epsilon_decay_steps=300,
-            updates_per_step=1,
-            reset_every=600,
-            last_reset=600,
-            epsilon_eval=0.0,
-            pad=1,
-        ),
-        env=EnvConfig(image_size=16, frame_stack=1),
-        replay=ReplayConfig(capacity=None),
-        eval=EvalConfig(every=0, episodes=40, video=False),
-        device="cpu",
-    )
-    # Random play gives -0.75, perfect play 1.
-    assert train(config, quiet=True).final_return > 0.6
-
-
-def pong(folder: Path, steps: int) -> TrainConfig:
-    """The preset, made small: a reset before update 20, at agent step 50."""
-    paper = preset("strong", "atari/pong")
-    small = {**SMALL, "seed_steps": 40, "reset_every": 50, "last_reset": 50, "anneal_updates": 15}
-    return replace(
-        paper,
-        dir=str(folder),
-        steps=steps,
-        agent=replace(paper.agent, **small, epsilon_decay_steps=10),
-        env=replace(paper.env, max_episode_steps=120, image_size=24),
-        eval=EvalConfig(every=30, episodes=2, video=False),
-        checkpoint_every=15,
-        log_every=10,
-        device="cpu",
-        engine=EngineConfig(eval_process="off"),
-    )
-
-
-@pytest.mark.parametrize("stopped_at", [50, 48, 57])
-def test_a_run_goes_on_exactly_through_a_reset(tmp_path: Path, stopped_at: int) -> None:
-    """Stopped right before the reset, earlier and later; a checkpoint is made when a run ends."""
-    pytest.importorskip("ale_py")
-    train(pong(tmp_path / "whole", 70), quiet=True)
-    train(pong(tmp_path / "parts", stopped_at), quiet=True)
-    held = state(tmp_path / "parts")
-    assert bool((held["sampler.priorities"] > 0).any())
-    train(pong(tmp_path / "parts", 70), quiet=True)
-    ours, theirs = state(tmp_path / "whole"), state(tmp_path / "parts")
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        assert torch.equal(value, theirs[name]), name
-    # Where it stopped it was evaluated once more; all other rows are the same.
-    evaluations = [row for row in rows(tmp_path / "parts" / "eval.csv") if row["agent_step"] != str(stopped_at)]
-    assert evaluations == rows(tmp_path / "whole" / "eval.csv")
-    assert rows(tmp_path / "parts" / "train.csv") == rows(tmp_path / "whole" / "train.csv")

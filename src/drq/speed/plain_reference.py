@@ -2,7 +2,7 @@
 
 Stacked uint8 observations and next observations in host memory, batches by numpy indexing, one host-to-device copy
 and one forward pass for every view, eager PyTorch, its default Adam. It shares no code with the rest of the package
-and computes the same function (tests/test_speed.py). It is written to be usual, not to be slow: nothing is
+and computes the same function (tests/test_plain_reference.py). It is written to be usual, not to be slow: nothing is
 logged, nothing waits for the device except the copies, and cuDNN may search for its fastest algorithms.
 """
 
