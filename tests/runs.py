@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
+from drq import cli
 from drq.config import EnvConfig, EvalConfig, ReplayConfig, SACConfig, TrainConfig
 from drq.presets import preset_values
 from drq.training.checkpoint_files import Description
@@ -55,6 +57,16 @@ def drq(*args: str, cwd: Path | None = None, **environment: str) -> subprocess.C
         timeout=300,
         env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
     )
+
+
+def fails(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """Runs a command that must fail, in this process; gives the one sentence it says."""
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(list(args))
+    assert stopped.value.code == 2
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    return said.err.strip().splitlines()[-1]
 
 
 def state(folder: Path) -> dict[str, torch.Tensor]:

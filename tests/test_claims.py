@@ -132,7 +132,7 @@ def test_commands_add_to_one_suite_at_a_time(tmp_path: Path) -> None:
 def test_three_commands_share_a_suite_and_one_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    suite, out = write_suite(tmp_path, GOOD, seeds=6, steps=300), tmp_path / "out"
+    suite, out = write_suite(tmp_path, GOOD, seeds=4, steps=300), tmp_path / "out"
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
     def command(number: int) -> None:

@@ -10,17 +10,7 @@ import pytest
 
 from drq import cli
 from drq.errors import UserError
-from runs import FLAGS, drq, rows
-
-
-def fails(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    """Runs a command that must fail; gives the one sentence it says."""
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(list(args))
-    assert stopped.value.code == 2
-    said = capsys.readouterr()
-    assert "Traceback" not in said.err
-    return said.err.strip().splitlines()[-1]
+from runs import FLAGS, drq, fails, rows
 
 
 @pytest.mark.parametrize(
@@ -115,8 +105,8 @@ def test_tasks_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert line.split(maxsplit=1)[1] == "8 (planet, ablation, cpu), 2 (dreamer)"
 
 
-def test_train_eval_and_the_run_folder(tmp_path: Path) -> None:
-    """The whole way of a user, in processes of their own."""
+def test_train_eval_and_the_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole way of a user, training and playing in processes of their own."""
     folder = tmp_path / "run"
     arguments = ["train", "toy/reach", "--dir", str(folder), *FLAGS[:-1]]  # with videos
     first = drq(*arguments)
@@ -135,13 +125,9 @@ def test_train_eval_and_the_run_folder(tmp_path: Path) -> None:
     assert len(list((folder / "videos").glob("*.mp4"))) == 3
     assert list((folder / "tensorboard").iterdir())
 
-    again = drq(*arguments)
-    assert again.returncode == 0
-    assert "is finished" in again.stderr
-
-    other = drq(*arguments, "--agent.k", "3")
-    assert other.returncode == 2
-    assert "holds a run with other settings (agent.k: 2 there, 3 now)" in other.stderr
+    cli.main(arguments)
+    assert "is finished" in capsys.readouterr().err
+    assert "holds a run with other settings (agent.k: 2 there, 3 now)" in fails(capsys, *arguments, "--agent.k", "3")
 
     played = drq("eval", str(folder), "--episodes", "3", "--video", str(tmp_path / "play.mp4"))
     assert played.returncode == 0, played.stderr
@@ -149,11 +135,11 @@ def test_train_eval_and_the_run_folder(tmp_path: Path) -> None:
     assert (tmp_path / "play.mp4").stat().st_size > 1000
 
 
-def test_a_gpu_preset_on_a_cpu_names_the_one_that_fits(tmp_path: Path) -> None:
+def test_a_gpu_preset_on_a_cpu_names_the_one_that_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = [flag.replace("cpu", "planet") if flag == "cpu" else flag for flag in FLAGS[:2]] + FLAGS[2:]
-    done = drq("train", "toy/reach", "--dir", str(tmp_path / "run"), *flags)
-    assert done.returncode == 0, done.stderr
-    assert "The preset 'planet' is made for a GPU; --preset cpu is the one for this machine." in done.stderr
+    cli.main(["train", "toy/reach", "--dir", str(tmp_path / "run"), *flags])
+    said = capsys.readouterr().err
+    assert "The preset 'planet' is made for a GPU; --preset cpu is the one for this machine." in said
 
 
 def test_your_own_environment(tmp_path: Path) -> None:

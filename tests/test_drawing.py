@@ -37,13 +37,30 @@ def run_of(folder: Path, render: Any, **changes: Any) -> TrainConfig:
     return small(folder, CARTPOLE, steps=1920, env=env, eval=evaluations, **changes)
 
 
-@pytest.fixture
-def drawing_engine(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def draw_by_emulation(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """An engine on the CPU that draws frames itself. The list grows each time it is asked whether it can."""
     asked: list[int] = []
     monkeypatch.setattr(runtime, "kernel", emulator.kernel)
     monkeypatch.setattr("drq.training.components.draws_frames", lambda _: not asked.append(1))
     return asked
+
+
+@pytest.fixture
+def drawing_engine(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    return draw_by_emulation(emulator, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def whole(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that draws by itself, without a pause."""
+    folder = tmp_path_factory.mktemp("drawn") / "whole"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        asked = draw_by_emulation(emulator, monkeypatch)
+        trainer = Trainer(run_of(folder, "cuda"), quiet=True)
+        trainer.run()
+    assert asked
+    assert isinstance(trainer.loop.episodes.stacks[0], DrawnStack)
+    return folder
 
 
 def test_a_stack_holds_what_the_host_would_have_drawn(kernel_device: str) -> None:
@@ -78,14 +95,12 @@ def test_what_opengl_draws_is_drawn_as_before() -> None:
     assert not envs.leave_undrawn(envs.make("toy/reach", EnvConfig(), 1))
 
 
-def test_a_run_that_draws_by_itself_is_the_same_run(tmp_path: Path, drawing_engine: list[int]) -> None:
+def test_a_run_that_draws_by_itself_is_the_same_run(tmp_path: Path, whole: Path, drawing_engine: list[int]) -> None:
     """But for who draws: to the bit, as the emulated kernel's pixels are the CPU's."""
-    for render in ("ray", "cuda"):
-        trainer = Trainer(run_of(tmp_path / render, render), quiet=True)
-        trainer.run()
-        assert isinstance(trainer.loop.episodes.stacks[0], DrawnStack if render == "cuda" else FrameStack)
-    assert drawing_engine
-    assert_same_run(tmp_path / "ray", tmp_path / "cuda")
+    trainer = Trainer(run_of(tmp_path / "ray", "ray"), quiet=True)
+    trainer.run()
+    assert isinstance(trainer.loop.episodes.stacks[0], FrameStack)
+    assert_same_run(tmp_path / "ray", whole)
 
 
 def test_a_kernel_that_does_not_compile_leaves_drawing_to_the_cpu(
@@ -105,17 +120,15 @@ class Crash(BaseException):
     """Stands for the power going out: nothing catches it."""
 
 
-@pytest.mark.parametrize("at", [100])
 def test_it_resumes_exactly(
-    tmp_path: Path, drawing_engine: list[int], monkeypatch: pytest.MonkeyPatch, at: int
+    tmp_path: Path, whole: Path, drawing_engine: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(run_of(tmp_path / "whole", "cuda"), quiet=True)
     with monkeypatch.context() as patch:
         original = Replay.add
 
         def add(self: Replay, *args: Any) -> None:
             original(self, *args)
-            if self.streams[0].transitions_added == at:
+            if self.streams[0].transitions_added == 100:
                 raise Crash
 
         patch.setattr(Replay, "add", add)
@@ -123,7 +136,7 @@ def test_it_resumes_exactly(
             train(run_of(tmp_path / "run", "cuda"), quiet=True)
     train(run_of(tmp_path / "run", "cuda"), quiet=True)
     assert drawing_engine
-    assert_same_run(tmp_path / "whole", tmp_path / "run")
+    assert_same_run(whole, tmp_path / "run")
 
 
 def test_a_gpus_run_goes_on_without_one(

@@ -32,6 +32,7 @@ from drq.presets import action_repeat_for, preset
 from drq.report.results import read_results
 from drq.suites import Run, Suite, find_suite
 from drq.training.lock import this_process
+from drq.training.loop import train
 from fake_mps import FakeMPS, pretend_gpu
 
 TINY = """
@@ -140,7 +141,8 @@ def test_ctrl_c_loses_nothing(tmp_path: Path) -> None:
     assert SuiteFolder(stopped).under_way() == {}  # nothing goes on behind its back
 
     assert run_suite(SuiteRunArguments(suite, dir=stopped, jobs=1)) == 0
-    assert run_suite(SuiteRunArguments(suite, dir=whole, jobs=1)) == 0
+    read = find_suite(suite)
+    train(read.config(read.runs()[0], whole), quiet=True)
     resumed, uninterrupted = weights(stopped / run), weights(whole / run)
     assert resumed.keys() == uninterrupted.keys()
     assert all(torch.equal(resumed[name], uninterrupted[name]) for name in resumed)
@@ -163,16 +165,17 @@ def test_a_run_stops_cleanly_when_its_launcher_is_killed(tmp_path: Path) -> None
 
 def test_a_dry_run_prints_the_runs_and_touches_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    args = SuiteRunArguments(
-        "planet", seeds=3, steps=100_000, tasks="cartpole-swingup,cheetah-run", dir=out, jobs=4, dry_run=True
-    )
+    suite = Path(write_suite(tmp_path, GOOD, seeds=5))
+    tasks = "cartpole-swingup,cheetah-run"
+    suite.write_text(suite.read_text().replace("toy/reach", f"dmc/{tasks}".replace(",", '", "dmc/')))
+    args = SuiteRunArguments(str(suite), seeds=3, steps=100_000, tasks=tasks, dir=out, jobs=4, dry_run=True)
     assert run_suite(args) == 0
     said = capsys.readouterr().out
     for task in ("dmc-cartpole-swingup", "dmc-cheetah-run"):
         for seed in (1, 2, 3):
-            assert f"{out / task / 'drq' / f'seed-{seed}'}  " in said
+            assert f"{out / task / 'k1-m1' / f'seed-{seed}'}  " in said
     assert "6 runs: 6 waiting. 600,000 env steps to go." in said
-    assert re.search(r"^DrQ: 6 x about .*: [\d.]+ ms an agent step, .* an evaluation\.$", said, flags=re.M)
+    assert re.search(r"^K=1 M=1: 6 x about .*: [\d.]+ ms an agent step, .* an evaluation\.$", said, flags=re.M)
     assert re.search(r"4 at a time\. Expected time: about .*, evaluations included, from a few updates", said)
     assert not out.exists()
 
