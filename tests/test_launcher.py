@@ -32,7 +32,7 @@ from drq.presets import action_repeat_for, preset
 from drq.report.results import read_results
 from drq.suites import Run, Suite, find_suite
 from drq.training.lock import this_process
-from drq.training.loop import train
+from drq.training.run import train
 from fake_mps import FakeMPS, pretend_gpu
 
 TINY = """

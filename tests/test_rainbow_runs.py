@@ -10,7 +10,7 @@ import torch
 
 from drq.config import EngineConfig, EvalConfig, TrainConfig
 from drq.presets import preset
-from drq.training.loop import train
+from drq.training.run import train
 from runs import rows, state
 from test_rainbow import SMALL
 
