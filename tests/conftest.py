@@ -18,7 +18,7 @@ from emulation import Emulator
 torch.set_num_threads(1)  # two workers share two cores
 
 
-LONG = ("ray", "learning", "trace", "launcher", "rainbow", "dqn", "examples", "claims", "drawing", "speed")
+LONG = ("ray", "envs_group", "learning", "trace", "launcher", "drawing", "claims", "dqn", "rainbow", "speed")
 """Files that take longest, some of them waiting: they begin first, so that no worker is left alone with one."""
 
 

@@ -33,7 +33,7 @@ def env_of(render: Any) -> Any:
 def run_of(folder: Path, render: Any, **changes: Any) -> TrainConfig:
     """120 agent steps of Cartpole: the second episode begins before the end, the replay's ring is full before that."""
     env = EnvConfig(image_size=24, action_repeat=16, render=render)
-    evaluations = EvalConfig(every=960, episodes=2, video=False)
+    evaluations = EvalConfig(every=960, episodes=1, video=False)
     return small(folder, CARTPOLE, steps=1920, env=env, eval=evaluations, **changes)
 
 

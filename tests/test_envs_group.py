@@ -90,17 +90,18 @@ def assert_plays_like_singles(group: EnvironmentGroup, singles: list[Environment
 
 
 @needs_gl
-@pytest.mark.parametrize("render", ["paper", "fast"])
 @pytest.mark.parametrize(
-    "name",
+    ("name", "render"),
     [
-        "cartpole-swingup",
-        "cheetah-run",
-        "walker-walk",
-        "reacher-easy",
-        "finger-spin",
-        "ball_in_cup-catch",
-        "quadruped-walk",
+        ("cartpole-swingup", "fast"),
+        ("cheetah-run", "fast"),
+        ("walker-walk", "fast"),
+        ("reacher-easy", "fast"),
+        ("finger-spin", "fast"),
+        ("ball_in_cup-catch", "fast"),
+        ("quadruped-walk", "fast"),
+        ("walker-walk", "paper"),  # it differs in the size of the shadow map alone
+        ("quadruped-walk", "paper"),
     ],
 )
 def test_frames_drawn_together_are_those_of_single_environments(

@@ -42,7 +42,7 @@ def test_td3_with_drq_learns(td3: ModuleType, tmp_path: Path) -> None:
     assert (mean - RANDOM) / (PERFECT - RANDOM) > 0.5
 
 
-@pytest.mark.parametrize("options", [[], ["--agent.augmentation", "none"], ["--agent.k", "1", "--agent.m", "3"]])
+@pytest.mark.parametrize("options", [["--agent.augmentation", "none"], ["--agent.k", "1", "--agent.m", "3"]])
 def test_td3_from_the_command_line(options: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "td3"
     small = ["--steps", "310", "--eval.episodes", "2", "--device", "cpu", "--dir", str(folder)]

@@ -85,20 +85,20 @@ def test_does_not_learn_without_its_reward(tmp_path: Path, monkeypatch: pytest.M
     assert -0.3 < share_closed(small(tmp_path)) < 0.3
 
 
-CATCHERS: dict[str, tuple[AgentConfig, int, int]] = {
+CATCHERS: dict[str, tuple[AgentConfig, int]] = {
     "dqn": (
         DQNConfig(
+            encoder="d4pg",
             batch_size=32,
             learning_rate=1e-3,
             hidden_dim=64,
             n_step=3,
-            seed_steps=500,
-            epsilon_decay_steps=600,
+            seed_steps=300,
+            epsilon_decay_steps=300,
             epsilon_eval=0.0,
-            pad=2,
+            pad=1,
         ),
-        36,
-        4_000,
+        3_000,
     ),
     "rainbow": (  # with every part, and a reset on the way
         RainbowConfig(
@@ -119,23 +119,22 @@ CATCHERS: dict[str, tuple[AgentConfig, int, int]] = {
             epsilon_eval=0.0,
             pad=1,
         ),
-        16,
         1_700,
     ),
 }
-"""Agent, pixels along a side, agent steps."""
+"""Agent, and agent steps."""
 
 
 @pytest.mark.parametrize("name", CATCHERS)
 def test_learns_to_catch(name: str, tmp_path: Path) -> None:
-    agent, size, steps = CATCHERS[name]
+    agent, steps = CATCHERS[name]
     config = TrainConfig(
         task="toy/catch",
         preset="cpu",
         dir=str(tmp_path),
         steps=steps,
         agent=agent,
-        env=EnvConfig(image_size=size, frame_stack=1),
+        env=EnvConfig(image_size=16, frame_stack=1),
         replay=ReplayConfig(capacity=None),
         eval=EvalConfig(every=0, episodes=40, video=False),
         device="cpu",
