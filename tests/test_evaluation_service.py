@@ -23,6 +23,7 @@ from drq.backend import Backend
 from drq.config import EngineConfig, EvalConfig, TrainConfig
 from drq.engine.settings import EngineSettings
 from drq.envs import EnvironmentGroup
+from drq.settings import config_to_json
 from drq.training import evaluation_service
 from drq.training.checkpoint_reader import newest_agent_step
 from drq.training.evaluation_service import (
@@ -32,7 +33,6 @@ from drq.training.evaluation_service import (
     packed,
     settings_beside_training,
 )
-from drq.training.folder import config_to_json
 from runs import assert_same_run, rows, small
 
 BESIDE = EngineConfig(eval_process="on")

@@ -59,6 +59,15 @@ def what_failed(error: BaseException) -> str:
     return f"at {os.path.basename(file)}, line {line} ({what})" if file else f"({what})"
 
 
+def reason(error: BaseException) -> str:
+    """What is wrong with a file, in a few words, from what reading or writing it has raised."""
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    name = f"{os.path.basename(error.filename)}: " if isinstance(error, OSError) and error.filename else ""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return name + str(text).partition("\n")[0]
+
+
 def install_command(extra: str) -> str:
     """What brings an extra to this installation: a checkout, or a package."""
     checkout = Path(__file__).resolve().parents[2]

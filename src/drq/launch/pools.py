@@ -25,9 +25,10 @@ from drq.launch.mps import CLIENTS_PER_GPU, if_it_still_works, mps_if_possible
 from drq.launch.process import GPU_ORDER, MISTAKE, STOPPED, UNFIT, UNLIKE, error_of, start_worker
 from drq.launch.suite_folder import SuiteFolder
 from drq.machine import free_memory
+from drq.settings import config_to_json
 from drq.suites import Run
 from drq.training.checkpoint_reader import newest_agent_step
-from drq.training.folder import RunFolder, config_to_json, git_commit, versions
+from drq.training.folder import RunFolder, git_commit, versions
 from drq.training.schedule import Schedule
 
 CORES_PER_CPU_RUN = 2

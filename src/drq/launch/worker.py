@@ -42,8 +42,9 @@ def main() -> int:
     try:
         job = json.loads(sys.stdin.readline())
         threading.Thread(target=_stop_at_end_of_input, args=(alone,), daemon=True).start()
+        from drq.settings import config_from_json
         from drq.training.checkpoint import drop_replay
-        from drq.training.folder import RunFolder, config_from_json
+        from drq.training.folder import RunFolder
         from drq.training.run import train
 
         config = config_from_json(job["config"])

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from drq.engine import Learner, Snapshot
-from drq.errors import UserError
+from drq.errors import UserError, reason
 from drq.training import checkpoint_reader as reader
 from drq.training.checkpoint_files import (
     LATEST,
@@ -26,7 +26,6 @@ from drq.training.checkpoint_files import (
     Segment,
     actions_of,
     not_finite,
-    reason,
 )
 from drq.training.faults import diverged
 from drq.training.folder import refuse_odd, write_atomically

@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -115,8 +114,8 @@ class Description:
     @property
     def under_way(self) -> list[tuple[int, float]]:
         """Number and score of each environment's episode. An earlier version knew one."""
-        one = [[self.progress["episode"], self.progress.get("episode_score", 0.0)]]
-        found = [(number, score) for number, score in self.progress.get("under_way", one)]
+        only = [[self.progress["episode"], self.progress.get("episode_score", 0.0)]]
+        found = [(number, score) for number, score in self.progress.get("under_way", only)]
         if len(found) != len(self.replay):
             raise ValueError("it has not an episode for each stream")
         return found
@@ -141,14 +140,6 @@ def not_finite(state: dict[str, Tensor]) -> str | None:
     # Together: a GPU is waited for once.
     told = torch.stack([one.to(finite[0].device) for one in finite]).tolist() if finite else []
     return next((name for name, fine in zip(names, told, strict=True) if not fine), None)
-
-
-def reason(error: BaseException) -> str:
-    """What is wrong with a file, in a few words."""
-    if isinstance(error, KeyError):
-        return f"{error} is missing"
-    name = f"{Path(error.filename).name}: " if isinstance(error, OSError) and error.filename else ""
-    return name + str(getattr(error, "strerror", None) or error or type(error).__name__).partition("\n")[0]
 
 
 def _json(plain: dict[str, Any]) -> str:

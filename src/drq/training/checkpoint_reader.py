@@ -16,18 +16,9 @@ from torch import Tensor
 
 from drq.agents import Agent
 from drq.engine import Learner, to_action
-from drq.errors import UserError
+from drq.errors import UserError, reason
 from drq.replay import Replay
-from drq.training.checkpoint_files import (
-    LATEST,
-    PREVIOUS,
-    PROGRESS,
-    Description,
-    Segment,
-    actions_of,
-    not_finite,
-    reason,
-)
+from drq.training.checkpoint_files import LATEST, PREVIOUS, PROGRESS, Description, Segment, actions_of, not_finite
 from drq.training.folder import refuse_odd
 from drq.training.policy_file import PolicyFile, read_policy_file
 from drq.training.schedule import Schedule

@@ -15,6 +15,7 @@ import torch
 
 from drq.engine import choose_device, in_words
 from drq.errors import UserError
+from drq.settings import config_from_json
 from drq.training.components import make_acting_agent, make_env
 from drq.training.evaluation_service import (
     EvaluationRequest,
@@ -22,7 +23,6 @@ from drq.training.evaluation_service import (
     receive_weights,
     settings_beside_training,
 )
-from drq.training.folder import config_from_json
 
 PR_SET_PDEATHSIG = 1
 """Of Linux's prctl.h."""

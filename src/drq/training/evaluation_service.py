@@ -25,9 +25,9 @@ from drq.child import start_child
 from drq.config import EngineConfig, TrainConfig
 from drq.engine import EngineSettings, Snapshot
 from drq.envs import family_of
+from drq.settings import config_to_json
 from drq.training.components import make_group
 from drq.training.evaluate import EvaluationStopped, Evaluator, ShowProgress
-from drq.training.folder import config_to_json
 from drq.training.video import save_video
 
 MOST_THREADS_BESIDE_TRAINING = 8

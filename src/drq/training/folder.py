@@ -18,11 +18,9 @@ from typing import Any, NamedTuple
 from drq.config import AgentConfig, TrainConfig, check
 from drq.envs import FAMILIES, EnvSpec, family_of
 from drq.envs.protocol import spec_from_json
-from drq.errors import UserError
+from drq.errors import UserError, reason
 from drq.presets import resolved
-from drq.settings import config_from_json as config_from_json
-from drq.settings import config_to_json as config_to_json
-from drq.settings import flat
+from drq.settings import config_from_json, config_to_json, flat
 
 FORMAT = 1
 """Version of the folder's layout."""
@@ -254,7 +252,7 @@ class RunFolder:
             ) from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
             raise UserError(
-                f"{self.config_file} is damaged ({_describe(problem)}): restore it, or choose another folder."
+                f"{self.config_file} is damaged ({reason(problem)}): restore it, or choose another folder."
             ) from None
 
     @property
@@ -281,7 +279,7 @@ class RunFolder:
             return made
         except (KeyError, TypeError, ValueError) as problem:
             raise UserError(
-                f"{self.config_file} does not describe its task ({_describe(problem)}): restore it."
+                f"{self.config_file} does not describe its task ({reason(problem)}): restore it."
             ) from None
 
     @property
@@ -327,7 +325,7 @@ class RunFolder:
                 given = {name: value for name, value in row.items() if value != "" or not name.startswith(INFO)}
                 rows.append({column: number(value or "") for column, value in given.items()})
             except (ValueError, TypeError) as problem:
-                said.append(f"{self.eval_csv}, line {line}: broken row ({_describe(problem)}); skipped")
+                said.append(f"{self.eval_csv}, line {line}: broken row ({reason(problem)}); skipped")
         return rows
 
     def last_evaluation(self) -> dict[str, float]:
@@ -383,7 +381,7 @@ def csv_rows(path: Path, columns: Iterable[str], problems: list[str]) -> Iterato
     except FileNotFoundError:
         problems.append(f"{path}: no such file")
     except (OSError, UnicodeDecodeError, csv.Error) as problem:
-        problems.append(f"{path}: not readable as CSV ({_describe(problem)}); what came before is used")
+        problems.append(f"{path}: not readable as CSV ({reason(problem)}); what came before is used")
 
 
 def finite(text: str | float) -> float:
@@ -400,10 +398,6 @@ def _check_spec(spec: EnvSpec) -> None:
         raise ValueError(f"its sizes are {sizes}")
     if math.prod(spec.observation_shape) > 10**8:
         raise ValueError(f"an observation of {spec.observation_shape} would be too large")
-
-
-def _describe(problem: Exception) -> str:
-    return f"{problem} is missing" if isinstance(problem, KeyError) else str(problem).partition("\n")[0]
 
 
 def _is_number(text: str) -> bool:

@@ -23,7 +23,7 @@ from drq.agents import Agent
 from drq.config import TrainConfig
 from drq.envs import EnvSpec
 from drq.envs.protocol import spec_from_json
-from drq.errors import UserError
+from drq.errors import UserError, reason
 from drq.settings import config_from_json, config_to_json
 
 FORMAT = 1
@@ -90,7 +90,7 @@ def read_policy_file(path: Path) -> PolicyFile:
         return PolicyFile(config, spec_from_json(described["spec"]), int(described["agent_step"]), weights)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{path} is no policy that `drq export` wrote ({str(error).splitlines()[0]}): name its .drq file, or a run "
+            f"{path} is no policy that `drq export` wrote ({reason(error)}): name its .drq file, or a run "
             "folder."
         ) from error
 
