@@ -354,12 +354,10 @@ class Replay:
             last_row, last_frame = stream.mark
             rows = np.arange(max(transitions, last_row - self.stream_capacity), last_row)
             kept = np.arange(max(frames, last_frame - self.stream_frames), last_frame)
-            row_slots, frame_slots = self._slots(number, rows, kept)
-            name = _suffix(number)
-            parts[f"rows{name}"] = self.rings.rows[row_slots]
-            parts[f"places{name}"] = self.rings.places[row_slots]
-            parts[f"oldest_frame{name}"] = torch.from_numpy(stream.oldest_frame[rows % self.stream_capacity])
-            parts[f"frames{name}"] = self.rings.frames[frame_slots]
+            suffix = stream_suffix(number)
+            for name, slots in self._slots(number, rows, kept).items():
+                parts[f"{name}{suffix}"] = getattr(self.rings, name)[slots]
+            parts[f"oldest_frame{suffix}"] = torch.from_numpy(stream.oldest_frame[rows % self.stream_capacity])
         return parts
 
     def restore(
@@ -368,28 +366,26 @@ class Replay:
         """Puts back parts made by `written_since`, each with the marks at its end."""
         for marks, part in parts:
             for number, (stream, (transitions, frames)) in enumerate(zip(self.streams, marks, strict=True)):
-                name = _suffix(number)
-                rows = np.arange(transitions - len(part[f"rows{name}"]), transitions)
-                kept = np.arange(frames - len(part[f"frames{name}"]), frames)
-                row_slots, frame_slots = self._slots(number, rows, kept)
-                self.rings.rows[row_slots] = part[f"rows{name}"].to(self.device)
-                self.rings.places[row_slots] = part[f"places{name}"].to(self.device)
-                stream.oldest_frame[rows % self.stream_capacity] = part[f"oldest_frame{name}"].numpy()
-                self.rings.frames[frame_slots] = part[f"frames{name}"].to(self.device)
+                suffix = stream_suffix(number)
+                rows = np.arange(transitions - len(part[f"rows{suffix}"]), transitions)
+                kept = np.arange(frames - len(part[f"frames{suffix}"]), frames)
+                for name, slots in self._slots(number, rows, kept).items():
+                    getattr(self.rings, name)[slots] = part[f"{name}{suffix}"].to(self.device)
+                stream.oldest_frame[rows % self.stream_capacity] = part[f"oldest_frame{suffix}"].numpy()
         for number, (stream, own) in enumerate(zip(self.streams, counters, strict=True)):
             for name, value in own.items():
                 setattr(stream, name, value)
             window = self._window(number, stream.frames_added)
             self.rings.window[number] = torch.tensor(window, device=self.device)
 
-    def _slots(self, stream: int, rows: NDArray[np.int64], frames: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Of the transitions and frames of a stream that have these numbers."""
-        row_slots = stream * self.stream_capacity + rows % self.stream_capacity
-        frame_slots = stream * self.stream_frames + frames % self.stream_frames
-        return torch.from_numpy(row_slots).to(self.device), torch.from_numpy(frame_slots).to(self.device)
+    def _slots(self, stream: int, rows: NDArray[np.int64], frames: NDArray[np.int64]) -> dict[str, Tensor]:
+        """Of the transitions and frames of a stream that have these numbers, by ring."""
+        row_slots = torch.from_numpy(stream * self.stream_capacity + rows % self.stream_capacity).to(self.device)
+        frame_slots = torch.from_numpy(stream * self.stream_frames + frames % self.stream_frames).to(self.device)
+        return {"rows": row_slots, "places": row_slots, "frames": frame_slots}
 
 
-def _suffix(stream: int) -> str:
+def stream_suffix(stream: int) -> str:
     """Of a stream's tensors in a checkpoint; the only one of most runs has none."""
     return f".{stream}" if stream else ""
 

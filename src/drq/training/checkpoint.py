@@ -16,17 +16,9 @@ from torch import Tensor
 
 from drq.engine import Learner, Snapshot
 from drq.errors import UserError, reason
+from drq.replay import stream_suffix
 from drq.training import checkpoint_reader as reader
-from drq.training.checkpoint_files import (
-    LATEST,
-    PREVIOUS,
-    PROGRESS,
-    BestFile,
-    Description,
-    Segment,
-    actions_of,
-    not_finite,
-)
+from drq.training.checkpoint_files import LATEST, PREVIOUS, PROGRESS, BestFile, Description, Segment, not_finite
 from drq.training.faults import diverged
 from drq.training.folder import refuse_odd, write_atomically
 from drq.training.policy_file import header
@@ -55,7 +47,8 @@ class Checkpoints:
         if broken := not_finite(now):
             raise diverged(f"{broken} is not finite", f"agent step {run.agent_step:,}", self.left)
         for slot, episode in enumerate(run.under_way):
-            now[actions_of(slot)] = torch.from_numpy(np.array(episode.actions, dtype=np.float32))
+            actions = torch.from_numpy(np.array(episode.actions, dtype=np.float32))
+            now[f"episode_actions{stream_suffix(slot)}"] = actions
         for agent_step, weights in run.pending.items():
             now |= {f"evaluation.{agent_step}.{name}": value for name, value in weights.items()}
         state = Snapshot.of(now)

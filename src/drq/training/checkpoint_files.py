@@ -126,11 +126,6 @@ class Description:
         return list(self.progress.get("pending", ()))
 
 
-def actions_of(slot: int) -> str:
-    """The tensor with the actions of an environment's episode; the only one of most runs has no number."""
-    return f"episode_actions.{slot}" if slot else "episode_actions"
-
-
 def not_finite(state: dict[str, Tensor]) -> str | None:
     """The name of a weight or a moment that is not finite, if there is one."""
     names = [

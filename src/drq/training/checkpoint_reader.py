@@ -17,8 +17,8 @@ from torch import Tensor
 from drq.agents import Agent
 from drq.engine import Learner, to_action
 from drq.errors import UserError, reason
-from drq.replay import Replay
-from drq.training.checkpoint_files import LATEST, PREVIOUS, PROGRESS, Description, Segment, actions_of, not_finite
+from drq.replay import Replay, stream_suffix
+from drq.training.checkpoint_files import LATEST, PREVIOUS, PROGRESS, Description, Segment, not_finite
 from drq.training.folder import refuse_odd
 from drq.training.policy_file import PolicyFile, read_policy_file
 from drq.training.schedule import Schedule
@@ -167,7 +167,7 @@ def read_best(folder: Path) -> PolicyFile:
 def _run_state(described: Description, state: dict[str, Tensor], learner: Learner) -> RunState:
     under_way = []
     for slot, (number, score) in enumerate(described.under_way):
-        actions = state[actions_of(slot)]
+        actions = state[f"episode_actions{stream_suffix(slot)}"]
         if len(actions) > described.agent_step or not torch.isfinite(actions).all():
             raise ValueError("its episode_actions are none")
         under_way.append(UnderWay(number, score, [to_action(row, learner.replay.spec) for row in actions.numpy()]))
@@ -245,11 +245,10 @@ def _check_segment(folder: Path, segment: Segment, replay: Replay) -> None:
     check_file(path, segment.sha256)
     with safe_open(path, "pt") as file:
         for number, (transitions, frames) in enumerate(segment.marks):
-            suffix = f".{number}" if number else ""
             counts = {"rows": transitions, "places": transitions, "oldest_frame": transitions, "frames": frames}
             shapes = {"rows": rings.rows, "places": rings.places, "frames": rings.frames}
             for name, most in counts.items():
-                found = list(file.get_slice(name + suffix).get_shape())
+                found = list(file.get_slice(name + stream_suffix(number)).get_shape())
                 wanted = list(shapes[name].shape[1:]) if name in shapes else []
                 if found[1:] != wanted or found[0] > most:
                     raise ValueError(f"{name} of {path.name} have the shape {tuple(found)}")

@@ -35,16 +35,14 @@ class CsvLog:
                     lines = lines[: rows + 1 if rows else 0]
                 if lines and not lines[-1].endswith(b"\n"):
                     lines.pop()  # half a row: the next would be joined to it
-                content = b"".join(lines)
-                whole = len(content)
+                whole = sum(map(len, lines))
                 file.truncate(whole)
             self.rows = max(len(lines) - 1, 0)
             if whole < size if rows is None else self.rows < rows:
                 missing = f"{size - whole:,} bytes" if rows is None else f"{rows - self.rows:,} rows"
                 self.notice = f"{path} is {missing} shorter than the checkpoint left it: rows are lost."
-            if whole:
-                first = content[:whole].decode(errors="replace").splitlines()[:1]
-                self._columns = next(csv.reader(first), None)
+            if lines:
+                self._columns = next(csv.reader([lines[0].decode(errors="replace")]), None)
             if self._columns is not None and "env_step" not in self._columns:
                 raise UserError(f"{path} does not begin with the names of its columns: restore it, or delete it.")
             self._file = open(path, "a", newline="")  # noqa: SIM115 (closed by `close`)
