@@ -129,10 +129,11 @@ class InlineEvaluation:
         config: TrainConfig,
         engine: EngineSettings,
         stopping: Callable[[], bool] = lambda: False,
-        show_progress: ShowProgress | None = None,
+        show_progress: ShowProgress = lambda done, of, unit: None,
     ) -> None:
+        """`stopping` says whether the run shall stop: no evaluation is waited for then."""
         self.stopping = stopping
-        self.show_progress: ShowProgress = show_progress or (lambda done, of, unit: None)
+        self.show_progress = show_progress
         self._config = config
         self._engine = engine
         self._evaluator: Evaluator | None = None
@@ -274,17 +275,3 @@ class SubprocessEvaluation:
 
 
 EvaluationService = InlineEvaluation | SubprocessEvaluation
-
-
-def open_evaluation_service(
-    config: TrainConfig,
-    engine: EngineSettings,
-    stopping: Callable[[], bool] = lambda: False,
-    show_progress: ShowProgress | None = None,
-) -> EvaluationService:
-    """The service that the engine's settings ask for. Best opened early: a process takes seconds to be ready.
-
-    `stopping` says whether the run shall stop: no evaluation is waited for then.
-    """
-    inline = InlineEvaluation(config, engine, stopping, show_progress)
-    return SubprocessEvaluation(config, inline) if engine.eval_process else inline

@@ -25,7 +25,7 @@ from drq.training.checkpoint import Checkpoints
 from drq.training.clock import Clock
 from drq.training.components import make_learner, make_stack, open_envs, settle_render
 from drq.training.episodes import Episodes
-from drq.training.evaluation_service import open_evaluation_service
+from drq.training.evaluation_service import InlineEvaluation, SubprocessEvaluation
 from drq.training.faults import device_faults_in_words, traces_in
 from drq.training.folder import RunFolder
 from drq.training.initial import begin_with
@@ -181,7 +181,9 @@ class Trainer:
         workers = open_envs(config, self.device, closing)
         spec = workers[0].env.spec
         videos = self._records_videos(workers[0].env)
-        evaluations = open_evaluation_service(config, self.engine, self.watch.stopping, self.progress.show_evaluation)
+        # Early, since a process takes seconds to be ready.
+        inline = InlineEvaluation(config, self.engine, self.watch.stopping, self.progress.show_evaluation)
+        evaluations = SubprocessEvaluation(config, inline) if self.engine.eval_process else inline
         closing.callback(evaluations.close)
         capacity = (config.replay.capacity or self.schedule.agent_steps) // config.num_envs * config.num_envs
         self._replay_bytes = Replay.bytes_needed(spec, capacity)
