@@ -246,14 +246,13 @@ class Trainer:
 
     def _records_videos(self, env: Environment) -> bool:
         """Whether evaluations leave videos. Where they cannot, it is said why."""
-        why_not = ""
-        if not ffmpeg_available():
-            why_not = f". {NO_FFMPEG}"
-        elif not getattr(env, "draws", True):
-            why_not = f": {self.config.task} has no rgb_array render mode."
-        if self.config.eval.video and why_not:
-            self.progress.say(f"No videos will be recorded{why_not}")
-        return self.config.eval.video and not why_not
+        if not self.config.eval.video:
+            return False
+        draws, encodes = getattr(env, "draws", True), ffmpeg_available()
+        if not draws or not encodes:
+            why = f": {self.config.task} has no rgb_array render mode." if encodes else f". {NO_FFMPEG}"
+            self.progress.say(f"No videos will be recorded{why}")
+        return draws and encodes
 
     def _introduce(self, spec: EnvSpec, capacity: int) -> None:
         """Says what begins, and what somebody may have wanted otherwise."""
