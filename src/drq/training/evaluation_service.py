@@ -71,12 +71,8 @@ class PlayedEvaluation(NamedTuple):
 def make_evaluator(config: TrainConfig, agent: Agent, engine: EngineSettings, parallel: int | None = None) -> Evaluator:
     """Plays evaluation episodes of a run's task, so many at once (None: as suits the task). The agent may be changed
     between two evaluations."""
-    return Evaluator(
-        agent,
-        lambda count: make_group(config, count),
-        engine,
-        parallel=parallel or family_of(config.task).episodes_at_once,
-    )
+    parallel = parallel or family_of(config.task).episodes_at_once
+    return Evaluator(agent, lambda count: make_group(config, count), engine, parallel)
 
 
 def settings_beside_training(config: TrainConfig, device: torch.device) -> tuple[EngineSettings, int]:
