@@ -111,6 +111,8 @@ def test_mistakes_are_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
         make("atari/pong", replace(CONFIG, observation="state"), 4)
     with pytest.raises(UserError, match="leave out --env"):
         make("atari/pong", replace(CONFIG, action_repeat=2), 4)
+    with pytest.raises(UserError, match="are for Atari games, not toy/catch"):
+        make("toy/catch", replace(CONFIG, zero_stack=True), 1)
     with pytest.raises(UserError, match="to 160 or less"):
         make("atari/pong", replace(CONFIG, image_size=161), 4)
     env = make("atari/pong", CONFIG, 4)

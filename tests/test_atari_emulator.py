@@ -113,6 +113,19 @@ def test_no_ops_are_drawn_evenly() -> None:
     assert counts.max() < 140
 
 
+def test_no_op_steps_are_steps_in_which_nothing_is_done() -> None:
+    counts = [no_ops(seed, 29) for seed in range(1_000)]
+    assert set(counts) == set(range(30))
+    ours, plain = Emulator("freeway", 84, no_op_steps=True), Emulator("freeway", 84)  # traffic moves in every frame
+    for seed in (counts.index(0), counts.index(1), counts.index(7)):
+        played = plain.reset(NO_NO_OPS)
+        for _ in range(no_ops(seed, 29)):
+            played = plain.step(0)
+        assert_same(ours.reset(seed), played._replace(score=0.0))
+        assert_same(ours.step(1), plain.step(1))
+        np.testing.assert_array_equal(ours.colours(), plain.colours())
+
+
 @on_linux
 def test_no_ops_that_end_the_game_begin_it_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Assault is lost after 642 frames without a hand on the stick."""

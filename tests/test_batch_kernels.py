@@ -58,7 +58,8 @@ def filled_replay(
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
 @pytest.mark.parametrize("n_step", [1, 3, 10])
 def test_transitions_are_the_replays(kernel_device: str, n_step: int, kind: str, early: bool) -> None:
-    spec = EnvSpec("toy/any", (1, 4, 4), 3, kind, 4 if kind == "discrete" else 6, 1, None)
+    actions = 4 if kind == "discrete" else 6
+    spec = EnvSpec("toy/any", (1, 4, 4), 3, kind, actions, 1, None, zero_stack=n_step == 3)  # type: ignore[arg-type]
     replay = filled_replay(kernel_device, spec, n_step, early=early)
     random = replay.draw(300, torch.Generator(kernel_device).manual_seed(1))
     choice = UniformSampler().choose(replay, random)

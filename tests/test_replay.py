@@ -181,6 +181,24 @@ def test_the_first_frame_is_repeated_and_the_last_one_kept() -> None:
     assert batch.next_obs.tensor()[:, :, 0, 0].tolist() == [[0, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4], [7, 7, 8]]
 
 
+def test_zeros_for_missing_frames_also_after_a_lost_life() -> None:
+    frames = [np.full((1, 1, 1), number, dtype=np.uint8) for number in range(10)]
+    replay = Replay(replace(SPEC, frame_shape=(1, 1, 1), zero_stack=True), 20, n_step=2)
+    replay.begin(frames[1])
+    for number in range(2, 7):  # the life is lost in frame 4
+        replay.add(np.zeros(2, np.float32), float(number), 0.0 if number == 4 else 1.0, False, frames[number])
+        assert replay.sampleable == (0, 1, 3, 3, 4)[number - 2]  # all returns up to the loss are complete
+    assert replay.newest_observation()[:, 0, 0].tolist() == [4, 5, 6]
+    replay.begin(frames[7])
+    assert replay.newest_observation()[:, 0, 0].tolist() == [0, 0, 7]
+    batch = all_kept(replay)
+    assert batch.obs.tensor()[:, :, 0, 0].tolist() == [[0, 0, 1], [0, 1, 2], [1, 2, 3], [0, 0, 4], [0, 4, 5]]
+    assert (batch.discount > 0).tolist() == [True, False, False, True, True]
+    next_obs = batch.next_obs.tensor()[:, :, 0, 0].tolist()
+    assert [next_obs[0], *next_obs[3:]] == [[1, 2, 3], [4, 5, 6], [4, 5, 6]]  # of those that a return goes on with
+    assert batch.reward.tolist() == pytest.approx([2 + 0.99 * 3, 3 + 0.99 * 4, 4, 5 + 0.99 * 6, 6])
+
+
 @pytest.mark.parametrize("steps_before", [0, 13, 14, 15, 16, 29])
 def test_only_a_terminal_state_stops_the_bootstrap(steps_before: int) -> None:
     """Wherever in the ring of 15 the ends of the two episodes fall."""

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from drq.config import DQNConfig, SACConfig, TrainConfig
+from drq.config import AgentConfig, DQNConfig, RainbowConfig, SACConfig, TrainConfig, check
 from drq.envs.atari_games import GAMES_26
 from drq.errors import UserError
 from drq.launch import list_suites
-from drq.presets import action_repeat_for, preset
+from drq.presets import PRESETS, action_repeat_for, preset
 from drq.suites import SUITES, Suite, find_suite, slug
 from drq.suites.file import read_suite
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 # tasks, settings, seeds and budget: what the paper says, or docs/suites.md where it is silent
 PAPER = {
@@ -308,14 +310,14 @@ def test_mistakes_in_a_file_are_said(tmp_path: Path, text: str, said: str) -> No
 
 
 def test_the_suite_of_the_benchmark_is_sixteen_runs(tmp_path: Path) -> None:
-    suite = read(tmp_path, (Path(__file__).parents[1] / "benchmarks" / "pong16.toml").read_text())
+    suite = find_suite(str(BENCHMARKS / "pong16.toml"))
     configs = [suite.config(run, tmp_path) for run in suite.runs()]
     assert [(config.task, config.preset) for config in configs] == [("atari/pong", "atari100k")] * 16
     assert {config.seed for config in configs} == set(range(1, 17))
 
 
 def test_the_suite_of_the_atari_table_is_every_game_twice(tmp_path: Path) -> None:
-    suite = read(tmp_path, (Path(__file__).parents[1] / "benchmarks" / "atari26-eps.toml").read_text())
+    suite = find_suite(str(BENCHMARKS / "atari26-eps.toml"))
     configs = [suite.config(run, tmp_path) for run in suite.runs()]
     assert sorted(config.task for config in configs[:26]) == [f"atari/{game}" for game in sorted(GAMES_26)]
     assert [config.seed for config in configs] == [1] * 26 + [2] * 26
@@ -323,6 +325,37 @@ def test_the_suite_of_the_atari_table_is_every_game_twice(tmp_path: Path) -> Non
         eps = preset("atari100k-eps", config.task)
         same = dataclasses.replace(config, seed=eps.seed, dir=None, eval=eps.eval)
         assert (same, config.eval.episodes, config.eval.video) == (eps, 100, False)
+
+
+@pytest.mark.parametrize("name", [file.name for file in BENCHMARKS.glob("*.toml")])
+def test_every_suite_of_the_benchmarks_can_be_run(name: str, tmp_path: Path) -> None:
+    suite = find_suite(str(BENCHMARKS / name))
+    configs = [suite.config(run, tmp_path) for run in suite.runs()]
+    for config in configs:
+        check(config)
+        assert config.preset in PRESETS
+    assert len({config.dir for config in configs}) == len(configs)
+
+
+def test_the_suites_of_the_strong_agent_differ_in_what_they_compare(tmp_path: Path) -> None:
+    def agents(name: str) -> dict[str, list[AgentConfig]]:
+        suite = find_suite(str(BENCHMARKS / name))
+        by_game: dict[str, list[AgentConfig]] = {}
+        for run in suite.runs():
+            config = suite.config(run, tmp_path)
+            by_game.setdefault(config.task, []).append(config.agent)
+        return by_game
+
+    strong = RainbowConfig()
+    twelve = agents("strong12.toml")
+    assert len(twelve) == 12
+    assert set(twelve) <= {f"atari/{game}" for game in GAMES_26}
+    assert all(found == [strong] for found in twelve.values())
+    priorities, views = agents("strong-priorities.toml"), agents("strong-views.toml")
+    assert len(priorities) == len(views) == 3
+    assert set(priorities) == set(views) <= set(twelve)
+    assert all(found == [strong, dataclasses.replace(strong, prioritised=False)] for found in priorities.values())
+    assert all(found == [dataclasses.replace(strong, k=2, m=2)] for found in views.values())
 
 
 def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:

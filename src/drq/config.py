@@ -33,6 +33,12 @@ class EnvConfig:
     render: Render = "auto"
     """Control suite: `paper` gives dm_control's own pixels, `fast` a smaller shadow map; `ray` draws without OpenGL,
     `cuda` the same inside the GPU's program; `auto` is the fastest that this machine has (docs/fidelity.md)."""
+    no_op_steps: bool = False
+    """Atari: begin a game with 0 to 29 agent steps without an action, as much published code does, instead of 0 to 30
+    frames."""
+    zero_stack: bool = False
+    """Atari: zeros for the frames that a stack lacks at the beginning, in training also after a lost life, as in much
+    published code. Otherwise a game's first frame is repeated."""
     max_episode_steps: int | None = None
     """Time limit in env steps for gym tasks. Unset: the environment's own."""
     image_key: str | None = None

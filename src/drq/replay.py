@@ -156,7 +156,8 @@ class Replay:
         rows, frames = streams * self.stream_capacity, streams * self.stream_frames
         frame_dtype = torch.uint8 if spec.pixels else torch.float32
         self.rings = Rings(
-            torch.zeros((frames, *spec.frame_shape), dtype=frame_dtype, device=device),
+            # The last of them stays zero, where zeros stand for frames that a stack lacks.
+            torch.zeros((frames + spec.zero_stack, *spec.frame_shape), dtype=frame_dtype, device=device),
             torch.zeros((rows, ACTION + _action_columns(spec)), device=device),
             torch.zeros((rows, 2), dtype=torch.int64, device=device),
             torch.zeros((streams, 2), dtype=torch.int64, device=device),
@@ -219,10 +220,15 @@ class Replay:
         own.oldest_frame[number] = newest - min(own.age, self.spec.frame_stack - 1)
         own.transitions_added += 1
         own.oldest = max(own.oldest, own.transitions_added - self.stream_capacity)
-        own.age = -1 if done else own.age + 1
+        own.age = -1 if done else 0 if self.stacks_anew(discount) else own.age + 1
         slot = stream * self.stream_capacity + number
         self._write(stream, frame, slot, place, row)
         self.sampler.stored(self, slot)
+
+    def stacks_anew(self, discount: float) -> bool:
+        """Whether the frame after a step is the first of its stack: after a lost life, where zeros go before it. No
+        return goes on beyond it, so that as few wait for the next steps as at the beginning of an episode."""
+        return self.spec.zero_stack and discount == 0.0
 
     def next_frame(self, stream: int = 0) -> Tensor:
         """Where the stream's next frame will be kept: what is drawn there may be stored without a copy.
@@ -327,7 +333,10 @@ class Replay:
 
     def _stack(self, stream: Tensor, frame: Tensor, age: Tensor) -> StackedFrames:
         places = (frame[:, None] - torch.minimum(self._back[None], age[:, None])) % self.stream_frames
-        return StackedFrames(self.rings.frames, (stream * self.stream_frames)[:, None] + places)
+        slots = (stream * self.stream_frames)[:, None] + places
+        if self.spec.zero_stack:
+            slots = slots.where(self._back[None] <= age[:, None], len(self.rings.frames) - 1)
+        return StackedFrames(self.rings.frames, slots)
 
     # What a checkpoint needs: counters, and the part of the rings that was written since an earlier one.
 

@@ -48,6 +48,8 @@ def make(task: str, config: EnvConfig, action_repeat: int) -> Environment:
     check_settings(config, action_repeat)
     if not FAMILIES[family].of_the_users and (config.kwargs != "{}" or config.wrap or config.image_key):
         raise UserError(f"--env.kwargs, --env.wrap and --env.image-key are for gym tasks, not {task}: leave them out.")
+    if not FAMILIES[family].has_game_settings and (config.no_op_steps or config.zero_stack):
+        raise UserError(f"--env.no-op-steps and --env.zero-stack are for Atari games, not {task}: leave them out.")
     try:
         return FAMILIES[family].load().make(name, config, action_repeat)
     except (UserError, ImportError):

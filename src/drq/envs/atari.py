@@ -1,7 +1,8 @@
 """Atari 2600 games, played as the Atari 100k benchmark plays them.
 
 Choices that change results:
-- The first frame comes after 0 to 30 no-ops, one emulator frame each. FIRE is never pressed for the agent.
+- The first frame comes after 0 to 30 no-ops, one emulator frame each (`EnvConfig.no_op_steps`: 0 to 29 agent steps).
+  FIRE is never pressed for the agent.
 - Losing a life ends the return and not the game. It is seen in the number of lives, not in ale-py's
   `life_loss_info`, which reports no loss of the last but one life where a game counts down to 0 while one life is
   left (Bank Heist), and hides a time limit that falls on a loss.
@@ -78,6 +79,7 @@ def game_spec(name: str, config: EnvConfig, action_size: int) -> EnvSpec:
         action_repeat=FRAME_SKIP,
         max_episode_agent_steps=limit_agent_steps(limit_env_steps(MAX_FRAMES, config.max_episode_steps), FRAME_SKIP),
         budget_counts="agent_step",
+        zero_stack=config.zero_stack,
         random_return=scores.random if scores else None,
         perfect_return=scores.human if scores else None,
     )
@@ -119,7 +121,7 @@ class AtariEnvironment:
     """One game. Grey frames, clipped rewards to learn from, whole ones to score with."""
 
     def __init__(self, name: str, config: EnvConfig) -> None:
-        self._emulator = Emulator(name, config.image_size)
+        self._emulator = Emulator(name, config.image_size, config.no_op_steps)
         self._spec = game_spec(name, config, self._emulator.action_size)
         self._episode = GameEpisode(self._spec)
 

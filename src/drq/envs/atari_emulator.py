@@ -21,7 +21,8 @@ Screen = NDArray[np.uint8]
 
 FRAME_SKIP = 4
 """Emulator frames of an agent step; an observation is the maximum of the last two."""
-MAX_NO_OPS = 30
+MAX_NO_OPS, MAX_NO_OP_STEPS = 30, 29
+"""Before an episode: frames, or agent steps."""
 SCREEN_WIDTH = 160
 """Of every game. The height is 210 in nearly all."""
 
@@ -67,8 +68,9 @@ class PooledScreen:
 class Emulator:
     """A game with small grey pictures. An episode is a function of its seed and its actions alone."""
 
-    def __init__(self, name: str, size: int) -> None:
+    def __init__(self, name: str, size: int, no_op_steps: bool = False) -> None:
         ale = ale_py()
+        self._no_op_steps = no_op_steps
         ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)
         self._ale = ale.ALEInterface()
         self._ale.setFloat("repeat_action_probability", 0.0)
@@ -94,13 +96,28 @@ class Emulator:
         # In some games (Assault, Hero) a reset alone leaves traces of the episode before.
         self._ale.restoreSystemState(self._loaded)
         self._ale.reset_game()
+        if self._no_op_steps:
+            return self._after_no_op_steps(no_ops(seed, MAX_NO_OP_STEPS))
         for _ in range(no_ops(seed)):
             self._ale.act(0)
             if self._ale.game_over():
                 self._ale.reset_game()
+        return self._begun()
+
+    def _begun(self) -> Played:
         for shown in self._shown:
             shown.begin()
         return self._played(0, False)
+
+    def _after_no_op_steps(self, count: int) -> Played:
+        first = self._begun()
+        for _ in range(count):
+            first = self.step(0)  # which is to do nothing, in every game
+            if first.game_over:
+                self._ale.reset_game()
+                first = self._begun()
+        self._played_actions = []
+        return first._replace(score=0.0)
 
     def step(self, action: int) -> Played:
         """Repeats an action. If the game ends meanwhile, the frame in which it does is not looked at, and what was
@@ -134,8 +151,8 @@ class Emulator:
         return Played(self._average(self._grey.picture)[None], float(score), game_over, self._ale.lives())
 
 
-def no_ops(seed: int) -> int:
-    """How many an episode begins with, 0 to 30: the first number of a Mersenne twister, scaled. `AtariVectorEnv` has
-    the same of the same seed, where it is compiled with GCC (on Linux)."""
+def no_ops(seed: int, most: int | None = None) -> int:
+    """How many an episode begins with, 0 to 30 unless told otherwise: the first number of a Mersenne twister, scaled.
+    `AtariVectorEnv` has the same of the same seed, where it is compiled with GCC (on Linux)."""
     drawn = int(np.random.RandomState(seed).randint(2**32, dtype=np.uint32))
-    return drawn * (MAX_NO_OPS + 1) >> 32
+    return drawn * ((MAX_NO_OPS if most is None else most) + 1) >> 32

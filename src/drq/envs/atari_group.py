@@ -42,9 +42,9 @@ class AtariGroup:
 
     def __init__(self, name: str, config: EnvConfig, count: int, workers: int) -> None:
         self._workers: Sequence[LocalWorker | ProcessWorker] = (
-            [LocalWorker(name, config.image_size)]
+            [LocalWorker(name, config.image_size, config.no_op_steps)]
             if workers == 1
-            else [ProcessWorker(name, config.image_size) for _ in range(workers)]
+            else [ProcessWorker(name, config.image_size, config.no_op_steps) for _ in range(workers)]
         )
         self._spec = game_spec(name, config, self._workers[0].action_size)
         self._episodes = [GameEpisode(self._spec) for _ in range(count)]
@@ -96,8 +96,8 @@ class AtariGroup:
 class Slots:
     """Emulators, each made when its slot is first played in."""
 
-    def __init__(self, name: str, size: int) -> None:
-        self._make = partial(Emulator, name, size)
+    def __init__(self, name: str, size: int, no_op_steps: bool) -> None:
+        self._make = partial(Emulator, name, size, no_op_steps)
         self._spare: Emulator | None = self._make()
         self._emulators: dict[int, Emulator] = {}
         self.action_size = self._spare.action_size
@@ -132,9 +132,9 @@ class LocalWorker(Slots):
 class ProcessWorker:
     """The same in a process of its own: the emulator holds Python's lock, so that threads would take turns."""
 
-    def __init__(self, name: str, size: int) -> None:
+    def __init__(self, name: str, size: int, no_op_steps: bool) -> None:
         self._process, self._pipe = start_child("drq.envs.atari_group", {"OMP_NUM_THREADS": "1"})
-        self._pipe.send((name, size))
+        self._pipe.send((name, size, no_op_steps))
         self._action_size: int | None = None
 
     @property

@@ -75,6 +75,8 @@ class Family:
     """Whether its environments are users' own: they take arguments, wrappers and a choice of images."""
     has_render_setting: bool = False
     """Whether `--env.render` changes its pictures."""
+    has_game_settings: bool = False
+    """Whether `--env.no-op-steps` and `--env.zero-stack` are for it."""
     packages: tuple[str, ...] = ()
     """Those whose versions decide what its pixels look like."""
     episodes_at_once: int = 10
@@ -129,6 +131,7 @@ _ROWS = (
         budget_counts="agent_step",  # as the paper counts: "100k" are 400k frames
         channels=1,
         resize="area",
+        has_game_settings=True,
         packages=("ale-py",),
         # Its games are dealt out to all cores. Of more at once, more would be played in vain where games are played
         # until there are enough agent steps: of 32 games of Pong a sixth of their steps, of 16 a fourteenth.

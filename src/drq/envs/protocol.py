@@ -50,6 +50,9 @@ class EnvSpec:
     """Shape of the environment's own actions. None: a vector."""
     action_start: int = 0
     """The environment's own number of the discrete action 0."""
+    zero_stack: bool = False
+    """Whether zeros stand for the frames that an observation lacks, in training after a lost life too. Otherwise an
+    episode's first frame does."""
     sees: str = ""
     """Which pixels the agent sees, in words, where a task leaves that open."""
 

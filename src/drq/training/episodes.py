@@ -79,7 +79,7 @@ class Episodes:
         """Takes these steps in, and begins episodes where others are over. Gives the returns of those."""
         self._unstored, over = list(zip(actions, steps, strict=True)), []
         for slot, (action, step) in enumerate(self._unstored):
-            self.stacks[slot].push(step.frame)
+            self._push(slot, step)
             self._state.under_way[slot].score += step.score
             self._state.under_way[slot].actions.append(action)
             if step.done:
@@ -87,6 +87,10 @@ class Episodes:
         scores = [self._state.under_way[slot].score for slot in over]
         self._begin_next(over)
         return scores
+
+    def _push(self, slot: int, step: Step) -> None:
+        stack = self.stacks[slot]
+        (stack.reset if self._replay.stacks_anew(step.discount) else stack.push)(step.frame)
 
     def store(self) -> None:
         """Puts the newest transitions into the replay, if they are not there."""
@@ -103,7 +107,7 @@ class Episodes:
         for actions in zip_longest(*(episode.actions for episode in self._state.under_way)):
             under_way = [(slot, self._envs[slot].step(each)) for slot, each in enumerate(actions) if each is not None]
             for slot, wait_for_step in under_way:
-                self.stacks[slot].push(wait_for_step().frame)
+                self._push(slot, wait_for_step())
         forgetful = [
             slot
             for slot, stack in enumerate(self.stacks)

@@ -24,16 +24,17 @@ def blank_observations(spec: EnvSpec, count: int) -> NDArray[Any]:
 
 
 class FrameStack:
-    """The newest frames of one episode as an observation; the first frame is repeated at a reset."""
+    """The newest frames of one episode as an observation; at a reset the first is repeated, or zeros go before it."""
 
     def __init__(self, spec: EnvSpec, memory: NDArray[Any] | None = None) -> None:
         """`memory`: where to keep the observation, if it has its place in a batch."""
-        self._channels = spec.frame_shape[0]
+        self._channels, self._zeros = spec.frame_shape[0], spec.zero_stack
         self._stack = blank_observations(spec, 1)[0] if memory is None else memory
 
     def reset(self, frame: Frame) -> None:
         for start in range(0, len(self._stack), self._channels):
-            self._stack[start : start + self._channels] = frame
+            self._stack[start : start + self._channels] = 0 if self._zeros else frame
+        self._stack[-self._channels :] = frame
 
     def push(self, frame: Frame) -> None:
         self._stack[: -self._channels] = self._stack[self._channels :]

@@ -22,6 +22,7 @@ def transitions_kernel(replay: Replay, *, uniform: bool = True) -> runtime.Launc
         "UNIFORM": int(uniform),
         "CONTINUOUS": int(replay.spec.action_kind == "continuous"),
         "EARLY_BOOTSTRAP": int(replay.early_bootstrap),
+        "ZERO_STACK": int(replay.spec.zero_stack),
     }
     return runtime.kernel("transitions", ("primitives.cuh", "transitions.cu"), defines, THREADS, 0)
 

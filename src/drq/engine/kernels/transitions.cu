@@ -12,6 +12,9 @@ __device__ __forceinline__ void stack(i64* slots, i64 base, i64 newest, i64 age,
         i64 back = STACK - 1 - i;
         i64 frame = newest - (back < age ? back : age);
         slots[i] = base + (frame + frame_capacity) % frame_capacity;
+#if ZERO_STACK
+        if (back > age) slots[i] = STREAMS * frame_capacity;  // which stays zero
+#endif
     }
 }
 
