@@ -187,6 +187,3 @@ class MpsKeeper:
 
         if self._variables:
             self._variables = dict(if_it_still_works(self._variables))
-
-    def close(self) -> None:
-        self._context.__exit__(None, None, None)

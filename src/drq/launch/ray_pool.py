@@ -10,6 +10,8 @@ import importlib
 import importlib.util
 import logging
 import os
+import re
+import socket
 import sysconfig
 import time
 import uuid
@@ -33,6 +35,7 @@ BYTES_BESIDE_REPLAY = 1_500_000_000
 """What a run takes of the host's memory: PyTorch, networks, images under way, its evaluation."""
 RESOURCES = {"num_gpus": "GPU", "num_cpus": "CPU", "memory": "memory"}
 """What is asked for -> what Ray says that a node has."""
+CONNECT_SECONDS = 10.0
 LOST_SECONDS = 60.0
 """After so long without a word of an actor its run is begun again elsewhere."""
 
@@ -74,14 +77,21 @@ def connect(address: str | None) -> Any:
             os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
             os.environ.setdefault("RAY_worker_niceness", "0")  # else its runs wait for everybody else's work
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # A node that is gone is a line of ours, not a page of its last words.
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
         ray: Any = importlib.import_module("ray")
     except ImportError:
         raise UserError(
             f"--launcher ray needs its package: {install_command('ray')}, or leave --launcher out."
         ) from None
+    if address not in (None, "auto") and not re.fullmatch(r"[^/]+:\d+", str(address)):
+        raise UserError(f"--address is {address}: say auto, or host:port, such as 10.0.0.1:6379.")
     if not ray.is_initialized():
         logging.getLogger("ray").setLevel(logging.ERROR)  # its greetings are not what this command has to say
         try:
+            if address not in (None, "auto"):  # where nobody answers, Ray would try for many minutes
+                host, _, port = str(address).rpartition(":")
+                socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
             ray.init(address=address or "local", include_dashboard=False if address is None else None,
                      log_to_driver=False, configure_logging=False)  # fmt: skip
         except Exception as error:  # it raises that itself where a node of its own does not start in time
@@ -122,6 +132,7 @@ class RayPool:
     folder: SuiteFolder
     jobs: Jobs
     configs: Sequence[TrainConfig]
+    """Of all runs that are left, one at least."""
     gpus_per_run: float | None = None
     address: str | None = None
     imports: Sequence[str] = ()
@@ -141,7 +152,7 @@ class RayPool:
         self._looked, self._nodes = 0.0, list[dict[str, Any]]()
         self._host: Any = ray.remote(max_restarts=0, concurrency_groups={"control": 1})(node.RunHost)
         cluster_has_gpus = any(each["Resources"].get("GPU") for each in self._alive())
-        self._share = self.gpus_per_run or 1 / most_per_gpu([config.task for config in self.configs] or ["toy/reach"])
+        self._share = self.gpus_per_run or 1 / most_per_gpu([config.task for config in self.configs])
         self._gpus = cluster_has_gpus or self.gpus_per_run is not None
 
     def _needs(self, config: TrainConfig, begun_on: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,8 +183,8 @@ class RayPool:
     @property
     def size(self) -> int:
         """Grows and shrinks with the cluster; never 0, so that one run waits for the first node with room."""
-        if self.jobs != "auto" or not self.configs:
-            return int(self.jobs) if self.jobs != "auto" else 1
+        if self.jobs != "auto":
+            return self.jobs
         needs = self._needs(self.configs[0], {})
         room = sum(
             min(int(each["Resources"].get(RESOURCES[key], 0.0) / amount + 1e-9) for key, amount in needs.items())
@@ -279,7 +290,7 @@ class RayPool:
             last = said.strip().splitlines()[-1]
             if code == process.UNLIKE:
                 self._unlike.setdefault(ended.run, set()).add(hosted.node)
-            else:
+            elif hosted.node not in self._refused:
                 self._refused.add(hosted.node)
                 self.notices.append(f"No run goes to the node {hosted.name}: {last}")
             needs = self._needs(hosted.job.config, self._begun_with(ended.run))
@@ -299,7 +310,6 @@ class RayPool:
         return self._over(hosted, Ended(hosted.job.run, said, "failed"))
 
     def _lost(self, hosted: _Hosted, why: str) -> Ended:
-        self._ray.kill(hosted.actor)
         return self._over(hosted, Ended(hosted.job.run, f"{hosted.name or 'Ray'}: {why}\n", "lost"))
 
     def _over(self, hosted: _Hosted, ended: Ended) -> Ended:
