@@ -79,7 +79,7 @@ def test_suite_commands_plan_their_runs(
     words = shlex.split(command)[1:]
     if words[2].endswith(".toml"):
         pytest.skip("a file of the reader's own: tests/test_suites.py has them")
-    monkeypatch.setattr("drq.launch.launcher.cost_of", lambda config: Cost(0.01, 5.0, beside=False, assumed=""))
+    monkeypatch.setattr("drq.launch.dry_run.cost_of", lambda config: Cost(0.01, 5.0, beside=False, assumed=""))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stopped:
         cli.main([*words, *([] if "--dry-run" in words else ["--dry-run"])])

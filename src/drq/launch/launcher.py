@@ -21,20 +21,11 @@ from drq.config import TrainConfig
 from drq.envs import family_of
 from drq.errors import UserError
 from drq.launch.claims import State as ClaimState
+from drq.launch.dry_run import print_plan
 from drq.launch.pools import Ended, Job, Jobs, LocalPool, Pool, plan_here
-from drq.launch.probe import Cost, cost_of, costs_as
 from drq.launch.process import STOPPED
 from drq.launch.rungs import drop_losers, due, write_best
-from drq.launch.status import (
-    RunStatus,
-    counts,
-    read_status,
-    seconds_left,
-    table,
-    unit,
-    what_is_counted,
-    wide_console,
-)
+from drq.launch.status import RunStatus, counts, read_status, seconds_left, table, what_is_counted, wide_console
 from drq.launch.stores import StoredPool, shown_at, store_at, stored
 from drq.launch.suite_folder import SuiteFolder
 from drq.launch.transfer import RunStore
@@ -115,30 +106,54 @@ def run_suite(args: SuiteRunArguments) -> int:
     share = args.gpus_per_run
     if share is not None and not (0 < share <= 1 or (share > 1 and share == int(share))):
         raise UserError(f"--gpus-per-run is {share:g}: set it to a part of a GPU, such as 0.25, or to a whole number.")
-    with stored(store, folder) if store and not args.dry_run else nullcontext():
+    if args.dry_run:
+        if store:
+            store.fetch("", folder.path, checkpoints=False)
+        _print_plan(suite, folder, args)
+        return 0
+    with stored(store, folder) if store else nullcontext():
+        return _run_rungs(suite, folder, args, store)
+
+
+def _print_plan(suite: Suite, folder: SuiteFolder, args: SuiteRunArguments) -> None:
+    part, later = due(suite, folder)
+    _say_rung(part, later)
+    folder.joined(part)
+    print_plan(part, folder, _jobs(part, folder), None if args.launcher == "ray" else args.jobs)
+
+
+def _run_rungs(suite: Suite, folder: SuiteFolder, args: SuiteRunArguments, store: RunStore | None) -> int:
+    """All runs of the suite; of a search rung after rung."""
+    code = steps = 0
+    while True:
         part, later = due(suite, folder)
-        code = _run_part(part, folder, args, store, later)
-        while later and code != STOPPED and not args.dry_run:
-            before = part.steps
-            part, later = due(suite, folder)
-            if part.steps == before:  # every setting has failed
-                return code
+        if part.steps == steps:  # every setting has failed
+            return code
+        if steps:
             drop_losers(suite, part, folder)
-            code = _run_part(part, folder, args, store, later)
-        if not args.dry_run and (best := write_best(part, folder)):
-            print(f"The best settings: {best}, for `drq train TASK --config {best}`.")
-        return code
+        code, steps = _run_part(part, folder, args, store, later), part.steps
+        if not later or code == STOPPED:
+            break
+    if best := write_best(part, folder):
+        print(f"The best settings: {best}, for `drq train TASK --config {best}`.")
+    return code
+
+
+def _say_rung(part: Suite, later: int) -> None:
+    if later:
+        print(f"{part.name}: {len(part.settings)} settings up to {part.steps:,} steps; then the worst stop.")
+
+
+def _jobs(suite: Suite, folder: SuiteFolder) -> list[Job]:
+    return [Job(run, suite.config(run, folder.path)) for run in suite.runs()]
 
 
 def _run_part(suite: Suite, folder: SuiteFolder, args: SuiteRunArguments, store: RunStore | None, later: int) -> int:
     """The runs of a suite, or of one rung of its search, after which `later` others come."""
+    _say_rung(suite, later)
     if later:
-        print(f"{suite.name}: {len(suite.settings)} settings up to {suite.steps:,} steps; then the worst stop.")
         args = replace(args, keep_replay=True)  # who goes on needs it
-    jobs = [Job(run, suite.config(run, folder.path)) for run in suite.runs()]
-    if args.dry_run:
-        folder.joined(suite)
-        return _print_plan(suite, folder, jobs, args)
+    jobs = _jobs(suite, folder)
     folder.open(suite)
     try:
         left = longest_first([job for job in jobs if read_status(folder, job.run).state != "finished"])
@@ -154,14 +169,14 @@ def _pool(
     args: SuiteRunArguments, folder: SuiteFolder, configs: Sequence[TrainConfig], store: RunStore | None
 ) -> tuple[Pool, AbstractContextManager[None]]:
     """Where the runs are executed, and what that needs around it."""
-    if args.launcher == "ray":
+    if args.launcher == "ray" and configs:
         from drq.launch.ray_pool import RayPool
 
         keep = args.keep_replay or store is None  # where the copies are in a store, nothing can be dropped here
         return RayPool(
             folder, args.jobs, configs, args.gpus_per_run, args.address, args.imports, store, keep
         ), nullcontext()
-    slots = plan_here(args.jobs, configs) if configs else []
+    slots = plan_here(args.jobs, configs) if configs else []  # none: there is nothing to do
     local = StoredPool(folder, slots, store) if store else LocalPool(folder, slots)
     return local, local.sharing_gpus()
 
@@ -170,57 +185,6 @@ def longest_first(jobs: Sequence[Job]) -> list[Job]:
     """Seed by seed as they were, of each the longest first: so that none is left to run alone at the end."""
     seeds = list(dict.fromkeys(job.run.seed for job in jobs))
     return sorted(jobs, key=lambda job: (seeds.index(job.run.seed), -Schedule(job.config).agent_steps))
-
-
-def _print_plan(suite: Suite, folder: SuiteFolder, jobs: Sequence[Job], args: SuiteRunArguments) -> int:
-    statuses = [read_status(folder, job.run) for job in jobs]
-    for job, status in zip(jobs, statuses, strict=True):
-        print(f"{job.config.dir}  {job.run}  {status.state}")
-    left = [job.config for job, status in zip(jobs, statuses, strict=True) if status.state != "finished"]
-    steps = sum(status.left for status in statuses)
-    print(f"{len(jobs)} runs: {counts(statuses)}. {steps:,} {unit(suite.tasks)} to go.")
-    if not left:
-        print("Nothing to do.")
-        return 0
-    if args.launcher == "ray":
-        print("How many run at a time, and so the expected time, is up to the Ray cluster.")
-        return 0
-    at_a_time = len(plan_here(args.jobs, left))
-    expected = seconds_left(statuses, at_a_time)
-    if expected is None:
-        total = _print_costs([job for job, status in zip(jobs, statuses, strict=True) if status.state != "finished"])
-        print(
-            f"{at_a_time} at a time. Expected time: about {duration(total / at_a_time)}, evaluations included, from a "
-            "few updates and the beginning of an evaluation of each setting's first run, timed now."
-        )
-    else:
-        seconds, measured = expected
-        print(
-            f"{at_a_time} at a time. Expected time: about {duration(seconds)}, "
-            f"from the speed of {measured} {'run' if measured == 1 else 'runs'} in {folder.path}, "
-            f"{what_is_counted(statuses)}."
-        )
-    return 0
-
-
-def _print_costs(jobs: Sequence[Job]) -> float:
-    """Says what a run of each setting takes, and returns the seconds of all runs, one after the other."""
-    settings: dict[str, list[TrainConfig]] = {}
-    for job in jobs:
-        settings.setdefault(job.run.label, []).append(job.config)
-    costs: dict[TrainConfig, Cost] = {}
-    total = 0.0
-    for label, configs in settings.items():
-        alike = costs_as(configs[0])
-        cost = costs[alike] = costs.get(alike) or cost_of(configs[0])
-        times = [cost.of_run(config) for config in configs]
-        total += sum(times)
-        print(
-            f"{label}: {len(times)} x about {duration(sum(times) / len(times))}: {cost.agent_step * 1e3:.1f} ms an "
-            f"agent step, {duration(cost.evaluation)} an evaluation{cost.assumed}.",
-            flush=True,
-        )
-    return total
 
 
 class Launch:

@@ -32,7 +32,7 @@ def due(suite: Suite, folder: SuiteFolder) -> tuple[Suite, int]:
         if steps == rungs[-1] or not all(_over(folder, run) for run in part.runs()):
             return part, len(rungs) - 1 - at
         results = _results(part, folder)
-        through = [label for label in ranking(results) if all(budget for budget, _ in results[label].values())]
+        through = [label for label in ranking(results) if _through(results[label])]
         if not through:  # every one has failed
             return part, len(rungs) - 1 - at
         best = through[: max(len(part.settings) // suite.search.keep, 1)]
@@ -51,10 +51,13 @@ def drop_losers(suite: Suite, part: Suite, folder: SuiteFolder) -> None:
 
 
 def write_best(part: Suite, folder: SuiteFolder) -> Path | None:
-    """Writes the best setting of a last rung that is over, for `drq train --config`."""
+    """Writes the best setting of a last rung that is over, for `drq train --config`; none where every one failed."""
     if part.search is None or not all(_over(folder, run) for run in part.runs()):
         return None
-    best = ranking(_results(part, folder))[0]
+    results = _results(part, folder)
+    best = ranking(results)[0]
+    if not _through(results[best]):
+        return None
     overrides = next(setting.overrides for setting in part.settings if setting.label == best)
     path = folder.path / "best.toml"
     with suppress(FileNotFoundError):  # another command has just moved the same into place
@@ -66,6 +69,11 @@ def _over(folder: SuiteFolder, run: Run) -> bool:
     """Finished, or failed: settings with which an agent diverges are part of a search."""
     on_disk = RunFolder(folder.run_path(run))
     return (on_disk.finished_steps or 0) >= run.steps or on_disk.error_file.exists()
+
+
+def _through(of_tasks: dict[str, tuple[float, float]]) -> bool:
+    """Whether a setting has failed with no seed of any task."""
+    return all(budget for budget, _ in of_tasks.values())
 
 
 def _results(part: Suite, folder: SuiteFolder) -> dict[str, dict[str, tuple[float, float]]]:
