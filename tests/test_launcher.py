@@ -55,6 +55,7 @@ eval.video = false
 GOOD = '[[settings]]\nlabel = "K=1 M=1"\nagent.k = 1\nagent.m = 1\n'
 # Known only once there is an environment: 24 x 24 images are too small for these convolutions.
 BAD = '[[settings]]\nlabel = "too small"\nagent.encoder = "dreamer"\n'
+SEARCH = "[search]\nfirst = 30\nkeep = 2\n[search.space]\nagent.learning_rate = [1e-3, 1e-4]\n"
 
 
 def write_suite(folder: Path, *settings: str, seeds: int = 1, steps: int = 150, name: str = "tiny") -> str:

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -25,9 +25,10 @@ from drq.launch.transfer import Outbox, Piece, RunStore, receive
 from drq.presets import preset
 from drq.suites import Run, find_suite
 from drq.training.checkpoint_files import Description
+from drq.training.folder import RunFolder
 from drq.training.run import train
 from runs import assert_same_run, drq, small
-from test_launcher import GOOD, write_suite
+from test_launcher import GOOD, SEARCH, write_suite
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +248,17 @@ def test_ray_is_asked_for_where_it_is_missing(tmp_path: Path, monkeypatch: pytes
         run_suite(SuiteRunArguments(write_suite(tmp_path, GOOD), dir=tmp_path / "out", launcher="ray"))
 
 
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [("127.0.0.1:1", "There is no Ray cluster at --address 127.0.0.1:1 .*: start one"), ("here", "say auto, or host:")],
+)
+def test_an_address_without_a_cluster_is_said(address: str, said: str, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    suite = write_suite(tmp_path, GOOD)
+    with pytest.raises(UserError, match=said):
+        run_suite(SuiteRunArguments(suite, dir=tmp_path / "out", launcher="ray", address=address))
+
+
 def test_a_path_names_a_store(tmp_path: Path) -> None:
     assert store_at(tmp_path) is None
     assert store_at(Path("runs/planet")) is None
@@ -265,7 +277,7 @@ def test_a_suite_in_a_store(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(stores, "COPY_SECONDS", 0.0)
     url = f"file://{tmp_path}/shared"
-    suite, at = write_suite(tmp_path, GOOD), Path("toy-reach", "k1-m1", "seed-1")
+    suite, at = write_suite(tmp_path, GOOD, steps=60), Path("toy-reach", "k1-m1", "seed-1")
     shared = tmp_path / "shared"
     assert drq("suite", "run", suite, "--dir", url, cwd=tmp_path).returncode == 0  # a process of its own
     assert (shared / at / "finished.json").exists()
@@ -273,17 +285,32 @@ def test_a_suite_in_a_store(
     assert not list((shared / at / "checkpoint").glob("replay-*"))  # dropped there as well
     assert not (shared / ".owner").exists()
 
-    # Another machine has no copy yet: it sees the same, has nothing to do, and goes on where more is asked for.
+    # Another machine has no copy yet: it sees the same, and has nothing to do.
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     assert suite_status(local_copy(Path(url))) == 0
-    assert "150 / 150" in capsys.readouterr().out
+    assert "60 / 60" in capsys.readouterr().out
     assert run_suite(SuiteRunArguments(suite, dir=Path(url), jobs=1)) == 0
     assert "Nothing to do" in capsys.readouterr().out
-    assert run_suite(SuiteRunArguments(suite, dir=Path(url), jobs=1, seeds=2, keep_replay=True)) == 0
-    assert (shared / at.with_name("seed-2") / "finished.json").exists()
-    assert list((shared / at.with_name("seed-2") / "checkpoint").glob("replay-*"))
+
+    # A search: the best of a rung is fetched from the store and goes on. The store is away for a moment.
+    search, other = write_suite(tmp_path, SEARCH, steps=60, name="search"), tmp_path / "other"
+    write, away = RunStore.write, [True]
+
+    def write_later(self: RunStore, pieces: Iterable[Piece]) -> None:
+        if not isinstance(pieces, list) and away:  # a run's own; commands write lists
+            away.clear()
+            raise OSError("away")
+        write(self, pieces)
+
+    monkeypatch.setattr(RunStore, "write", write_later)
+    assert run_suite(SuiteRunArguments(search, dir=Path(f"file://{other}"), jobs=2, keep_replay=True)) == 0
+    finished = {path.parent: RunFolder(path.parent).finished_steps or 0 for path in other.rglob("finished.json")}
+    assert sorted(finished.values()) == [30, 60]
+    assert list(max(finished, key=lambda path: finished[path]).glob("checkpoint/replay-*"))
+    assert (other / "best.toml").exists()
+    assert f"seed 1 was not copied to file://{other} (away). It is tried again." in capsys.readouterr().out
 
     # Somebody else at work is not disturbed.
     (shared / ".owner").write_text(json.dumps({"host": "far", "process": 7, "id": "x", "beat": time.time()}))

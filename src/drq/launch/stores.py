@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from drq.errors import UserError
@@ -80,9 +80,10 @@ def owned(store: RunStore) -> Iterator[None]:
     me = {"host": socket.gethostname(), "process": os.getpid(), "id": uuid.uuid4().hex}
     try:
         other = json.loads(store.read_text(OWNER) or "{}")
-    except ValueError:
-        other = {}
-    if other and time.time() - other["beat"] < SILENT_SECONDS and not _dead(other):
+        taken = bool(other) and time.time() - other["beat"] < SILENT_SECONDS and not _dead(other)
+    except (ValueError, KeyError, TypeError):
+        taken = False  # nothing that a command wrote
+    if taken:
         raise UserError(
             f"{store.url} is being worked on by process {other['process']} on {other['host']}: wait for it, or stop "
             "it; commands on many machines can share a folder on a disk, but not a store."
@@ -94,7 +95,8 @@ def owned(store: RunStore) -> Iterator[None]:
 
     def keep_beating() -> None:
         while not over.wait(BEAT_SECONDS):
-            beat()
+            with suppress(Exception):  # a store that is away for a moment
+                beat()
 
     beat()
     thread = threading.Thread(target=keep_beating, daemon=True)
@@ -150,8 +152,16 @@ class StoredPool(LocalPool):
             alive = run in self._processes
             if alive and time.monotonic() < self._copied.get(run, 0.0) + COPY_SECONDS:
                 continue
-            self._store.write(below(run.folder.as_posix(), outbox.pieces()))
             self._copied[run] = time.monotonic()
+            try:
+                self._store.write(below(run.folder.as_posix(), outbox.pieces()))
+            except Exception as error:  # whatever a storage's library raises
+                if not alive:
+                    raise UserError(
+                        f"{self._store.url} cannot be written ({error}): mend that, and run the same command again."
+                    ) from error
+                self.notices.append(f"{run} was not copied to {self._store.url} ({error}). It is tried again.")
+                continue
             # Once more after its end has been seen to: then its replay may have been dropped.
             if not alive and all(run != each.run for each in over):
                 del self._outboxes[run]
