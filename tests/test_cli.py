@@ -41,7 +41,7 @@ from runs import FLAGS, drq, fails, rows
         (("train", "toy/reach", "--engine.kernels", "on"), "The kernels need a GPU"),
         (("train", "toy/reach", "--wandb"), "[wandb]'"),
         (("eval", "no/such/run"), "is no run folder"),
-        (("eval", "no/such/run", "--episodes", "0"), "--episodes must be 1 or more"),
+        (("eval", "no/such/run", "--episodes", "0"), "--episodes is 0: set it between 1 and 10,000,000"),
         (("tasks", "foo"), "There is no family of tasks 'foo'"),
         (("suite",), "Say what to do with suites"),
         (("report",), "Name at least one folder"),

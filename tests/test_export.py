@@ -271,6 +271,7 @@ def test_a_graph_that_acts_otherwise_is_not_kept(lamp: Path, tmp_path: Path, mon
         (("--out", "x.drq", "--frame", "480x640"), "takes frames of any size"),
         (("--out", "x.pt2", "--format", "pt2", "--frame", "480,640"), "write it as 480x640x3"),
         (("--out", "x.pt2", "--format", "pt2", "--frame", "9x9x9x9"), "does not fit a policy of 3 channels"),
+        (("--out", "x.pt2", "--format", "pt2", "--frame", "9999999999x1x3"), "--frame 9999999999x1x3 is too large"),
         (("--out", "."), "is a folder"),
     ],
 )

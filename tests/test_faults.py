@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import drq
 import runs
 from drq.errors import UserError
 from drq.launch import suite_status
+from drq.report.results import read_results
 from drq.training import checkpoint as checkpoint_module
 from drq.training import evaluation_service, logs
 from drq.training.loop import Loop
@@ -202,6 +205,41 @@ def test_what_a_command_cannot_do_is_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert said in fails(capsys, *[str(whole) if arg == "RUN" else arg for arg in args])
+
+
+WRONG: dict[str, Any] = {
+    "label": [],
+    "versions": 5,
+    "config": [],
+    "config.env": 5,
+    "config.agent.discount": 10**400,
+    "config.agent.augmentation": "\ud800",
+    "spec.frame_shape": [3, 10**7, 1],
+    "spec.action_kind": [],
+    "spec.action_low": [0.0, float("nan")],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_value_of_another_type_is_named_by_all_who_read_it(name: str, whole: Path, tmp_path: Path) -> None:
+    stranger = tmp_path / "stranger"
+    shutil.copytree(whole, stranger)
+    described = json.loads((stranger / "config.json").read_text())
+    part, (*outer, last) = described, name.split(".")
+    for each in outer:
+        part = part[each]
+    part[last] = WRONG[name]
+    (stranger / "config.json").write_text(json.dumps(described))
+    with pytest.raises(UserError, match=r"config\.json .*: restore it"):
+        drq.load(stranger)
+    read, warnings = read_results([stranger])  # a shape does not matter to a report
+    assert len(read) == name.startswith("spec.")
+    assert any("config.json is damaged" in warning for warning in warnings) != name.startswith("spec.")
+    file = tmp_path / "policy.drq"
+    save_file({"a": torch.zeros(1)}, file, {"drq": json.dumps({**described, "agent_step": 1})})
+    if name not in ("label", "versions"):
+        with pytest.raises(UserError, match=r"policy\.drq"):
+            drq.load(file)
 
 
 def test_no_device_or_pipe_is_exchanged_for_a_policy(whole: Path, tmp_path: Path) -> None:

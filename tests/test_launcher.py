@@ -223,7 +223,9 @@ def test_another_suite_is_refused_and_more_of_the_same_is_not(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (SuiteRunArguments("planet", jobs=0), "--jobs is 0: set it to 1 or more, or to auto"),
+        (SuiteRunArguments("planet", jobs=0), "--jobs is 0: set it between 1 and 10,000, or to auto"),
+        (SuiteRunArguments("planet", jobs=10**11), "--jobs is 100000000000: set it between"),  # and not tried
+        (SuiteRunArguments("planet", steps=10**20), "--steps is 100000000000000000000: set it to 1,000,000,000,000"),
         (SuiteRunArguments("planet", tasks=" , "), "--tasks is empty"),
         (SuiteRunArguments("planet", tasks="cheeta-run"), "Did you mean 'dmc/cheetah-run'"),
         (SuiteRunArguments("plannet"), "Did you mean 'planet'"),

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,6 +18,7 @@ from unittest import mock
 from drills import Outcome
 from drq import cli
 from drq.errors import UserError
+from drq.report.results import read_results
 from drq.training.checkpoint_files import Description
 from drq.training.checkpoint_reader import DAMAGE, check_description
 from drq.training.folder import RunFolder
@@ -79,7 +81,8 @@ def mutated_inputs(whole: Path, work: Path, count: int, chance: random.Random) -
     def read_folder(name: str, value: Any) -> None:
         (folder / name).write_text(json.dumps(value))
         run = RunFolder(folder)
-        for read in (lambda: run.config, lambda: run.spec, lambda: run.finished, run.evaluations):
+        reported = partial(read_results, [folder])
+        for read in (lambda: run.config, lambda: run.spec, lambda: run.finished, run.evaluations, reported):
             tolerate(read)
         (folder / name).write_text(json.dumps(jsons[name]))
 

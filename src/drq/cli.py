@@ -119,8 +119,6 @@ def eval_command(args: list[str]) -> None:
     from drq.training.progress import info_text
 
     options = tyro.cli(EvalArguments, prog="drq eval", args=args)
-    if options.episodes is not None and options.episodes < 1:
-        raise UserError("--episodes must be 1 or more.")
     played = evaluate(
         options.run,
         best=options.best,

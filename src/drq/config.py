@@ -318,10 +318,12 @@ class TrainConfig:
 
 _ANY_COUNT = 1, math.inf
 _NOT_NEGATIVE = 0, math.inf
+MOST_EPISODES = 10**7
+"""Of an evaluation."""
 _LIMITS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("checkpoint_every", "log_every"), _ANY_COUNT),
     **dict.fromkeys(("eval.every", "eval.min_agent_steps"), _NOT_NEGATIVE),
-    **{"steps": (1, 10**12), "num_envs": (1, 256), "seed": (0, 2**63 - 1), "eval.episodes": (1, 10**7)},
+    **{"steps": (1, 10**12), "num_envs": (1, 256), "seed": (0, 2**63 - 1), "eval.episodes": (1, MOST_EPISODES)},
     **{"env.image_size": (-math.inf, 4096), "env.frame_stack": (-math.inf, 1000)},
     **{"agent.k": (1, 1000), "agent.m": (1, 1000), "agent.batch_size": (1, 10**6), "agent.n_step": (1, 10**4)},
     **{"agent.feature_dim": (1, 10**5), "agent.hidden_dim": (1, 10**5), "agent.updates_per_step": (-math.inf, 10**5)},
@@ -345,11 +347,11 @@ def check(config: TrainConfig) -> None:
     for name, (least, most) in limits.items():
         part, _, setting = name.rpartition(".")
         value = getattr(getattr(config, part) if part else config, setting, None)  # not every agent has each
-        if value is not None and (value < least or value > most):
-            bound = f"{least} or more" if value < least else f"{most:,} or less"
+        if value is not None and not least <= value <= most:  # nan is neither
+            bound = f"{most:,} or less" if value > most else f"{least} or more"
             raise UserError(f"--{name.replace('_', '-')} is {value}: set it to {bound}.")
     for name in ("learning_rate", "init_temperature", "max_grad_norm", "updates_per_step", "value_limit"):
-        if getattr(agent, name, 1.0) <= 0:
+        if not getattr(agent, name, 1.0) > 0:
             raise UserError(f"--agent.{name.replace('_', '-')} is {getattr(agent, name)}: set it above 0.")
     for name in ("discount", "discount_final", "tau", "epsilon_final", "epsilon_eval", "reset_keep"):
         if not 0 <= getattr(agent, name, 0.0) <= 1:

@@ -23,7 +23,7 @@ from drq.config import (
 )
 from drq.envs import family_of
 from drq.errors import UserError, did_you_mean
-from drq.settings import flat, override
+from drq.settings import flat, override, parse_json
 
 PLANET_ACTION_REPEAT = {
     "dmc/cartpole-swingup": 8,
@@ -252,9 +252,9 @@ def settings_in(file: Path) -> dict[str, Any]:
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".toml":
             return tomllib.loads(text)
-        plain: dict[str, Any] = json.loads(text)["config"]
+        plain: dict[str, Any] = parse_json(text)["config"]
         return {name: value for name, value in plain.items() if name not in ("dir", "imports")}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"--config {file} cannot be read ({type(error).__name__}: {error}): "
             "give a TOML file, or the config.json of a run."

@@ -8,6 +8,7 @@ and msgspec passes over names that it does not know.
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,6 +20,22 @@ from drq.envs import split_task
 from drq.errors import UserError, did_you_mean
 
 GROUPS = ("agent", "env", "replay", "eval", "engine")
+LARGEST = 10**300
+"""Whole numbers above it are no float's."""
+
+
+def parse_json(text: str) -> Any:
+    """What JSON says. ValueError for what no file of ours holds, and nothing here could compute with or print: whole
+    numbers of hundreds of digits, halves of characters."""
+    plain = json.loads(text, parse_int=_whole)
+    json.dumps(plain, ensure_ascii=False).encode()
+    return plain
+
+
+def _whole(digits: str) -> int:
+    if abs(number := int(digits)) > LARGEST:
+        raise ValueError(f"the number {digits[:20]}... is too large")
+    return number
 
 
 def config_to_json(config: TrainConfig) -> dict[str, Any]:
@@ -62,11 +79,12 @@ def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
 
 def modules_of(task: str, changes: Mapping[str, Any]) -> set[str]:
     """Modules of somebody's own that a task and settings, by their dotted names, would have imported."""
-    wrappers = changes.get("env.wrap", ())
+    # Whoever wrote them may have given one name, or a number, where a list belongs.
+    given = (changes.get(name, ()) for name in ("env.wrap", "imports"))
+    wrappers, imports = (each if isinstance(each, list | tuple) else [each] for each in given)
     parts = str(changes.get("agent.augmentation", "")).split("+")
-    references = [split_task(task)[1], *parts, *(wrappers if isinstance(wrappers, list | tuple) else [wrappers])]
-    modules = {str(reference).rpartition(":")[0] for reference in references}
-    return (modules | set(changes.get("imports", ()))) - {""}
+    modules = {str(reference).rpartition(":")[0] for reference in (split_task(task)[1], *parts, *wrappers)}
+    return (modules | set(map(str, imports))) - {""}
 
 
 def refuse_unnamed_modules(asked: Iterable[str], named: Iterable[str], source: object) -> None:
@@ -118,7 +136,7 @@ def _fit(value: Any, kind: Any) -> tuple[bool, Any]:
     if get_origin(kind) is tuple:
         is_list = isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
         return is_list, tuple(value) if is_list else value
-    if kind is float and type(value) is int:  # 1 is a number as good as 1.0
+    if kind is float and type(value) is int and abs(value) <= LARGEST:  # 1 is a number as good as 1.0
         return True, float(value)
     return type(value) is kind, value  # a bool is no int here
 

@@ -6,9 +6,10 @@ that a frame is kept once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 Frame = NDArray[np.uint8] | NDArray[np.float32]
 """Pixels, or a state. An environment that was told to hands over a `Scene` in its place, which a GPU draws."""
 Action = NDArray[np.float32] | int
+_Kind = Literal["continuous", "discrete"]
+_Counts = Literal["env_step", "agent_step"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class EnvSpec:
     """Shape of one frame: (channels, height, width) for pixels, (size,) for state."""
     frame_stack: int
     """How many consecutive frames make an observation (1 for state)."""
-    action_kind: Literal["continuous", "discrete"]
+    action_kind: _Kind
     """Continuous actions are vectors in [-1, 1]; discrete ones are integers from 0."""
     action_size: int
     """Length of the action vector, or number of discrete actions."""
@@ -36,7 +39,7 @@ class EnvSpec:
     """Env steps (Atari: frames) that one agent step takes."""
     max_episode_agent_steps: int | None
     """The time limit in agent steps, if there is one."""
-    budget_counts: Literal["env_step", "agent_step"] = "env_step"
+    budget_counts: _Counts = "env_step"
     """What `--steps` and evaluation intervals count: env steps, or agent steps for Atari, as in the paper."""
     random_return: float | None = None
     """Mean return of uniformly random actions, where it is known."""
@@ -67,9 +70,32 @@ class EnvSpec:
 
 
 def spec_from_json(plain: Mapping[str, Any]) -> EnvSpec:
-    """The spec that `dataclasses.asdict` and JSON made plain. What an older version did not write has its default."""
+    """The spec that `dataclasses.asdict` and JSON made plain. What an older version did not write has its default.
+
+    ValueError or TypeError for what no task has.
+    """
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
-    return EnvSpec(**values)
+    spec = EnvSpec(**values)
+    sizes = (*spec.frame_shape, spec.frame_stack, spec.action_size, spec.action_repeat)
+    if not all(type(size) is int and 0 < size <= 10**6 for size in sizes) or len(spec.frame_shape) not in (1, 3):
+        raise ValueError(f"its sizes are {sizes}")
+    if math.prod(spec.observation_shape) > 10**8:
+        raise ValueError(f"an observation of {spec.observation_shape} would be too large")
+    known = spec.action_kind in get_args(_Kind) and spec.budget_counts in get_args(_Counts)
+    if not known or not isinstance(spec.task, str) or not isinstance(spec.sees, str):
+        raise ValueError("a name in it is none")
+    if type(spec.action_start) is not int:
+        raise ValueError(f"its first action is {spec.action_start!r}")
+    numbers = (*spec.action_low, *spec.action_high, spec.random_return or 0, spec.perfect_return or 0)
+    if not all(math.isfinite(number) for number in numbers):
+        raise ValueError("it has a number that is not finite")
+    if not {len(spec.action_low), len(spec.action_high)} <= {0, spec.action_size}:
+        raise ValueError("its actions have other ranges than components")
+    if spec.action_shape is not None and math.prod(spec.action_shape) != spec.action_size:
+        raise ValueError(f"its actions have the shape {spec.action_shape} and {spec.action_size} components")
+    if spec.max_episode_agent_steps is not None and not spec.max_episode_agent_steps > 0:
+        raise ValueError(f"its episodes have {spec.max_episode_agent_steps} steps")
+    return spec
 
 
 class Step(NamedTuple):

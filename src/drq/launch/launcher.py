@@ -41,6 +41,7 @@ PLAIN_SECONDS = 60.0
 """Between two lines about everything, where there is no terminal to draw a table on."""
 LOOK_SECONDS = 2.0
 """Between two looks at runs that other commands have."""
+MOST_JOBS = 10_000
 ATTEMPTS = 3
 """So many failures of a run are enough. Neither a machine that is lost nor one that cannot make the run counts."""
 
@@ -93,8 +94,8 @@ def list_suites() -> int:
 
 def run_suite(args: SuiteRunArguments) -> int:
     """`drq suite run`. 0: every run is finished. 1: one has failed. 130: stopped by Ctrl-C."""
-    if args.jobs != "auto" and args.jobs < 1:
-        raise UserError(f"--jobs is {args.jobs}: set it to 1 or more, or to auto.")
+    if args.jobs != "auto" and not 1 <= args.jobs <= MOST_JOBS:
+        raise UserError(f"--jobs is {args.jobs}: set it between 1 and {MOST_JOBS:,}, or to auto.")
     tasks = None if args.tasks is None else [name.strip() for name in args.tasks.split(",") if name.strip()]
     if tasks == []:
         raise UserError("--tasks is empty: name some, as in --tasks cartpole-swingup,cheetah-run, or leave it out.")

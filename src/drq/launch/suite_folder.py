@@ -18,6 +18,7 @@ from typing import Any
 
 from drq.errors import UserError
 from drq.launch.claims import Claims, State
+from drq.settings import parse_json
 from drq.suites import Run, Suite, slug
 from drq.training.folder import RunFolder, write_atomically
 from drq.training.lock import Holder, locked
@@ -76,7 +77,7 @@ class SuiteFolder:
         try:
             if self.file.exists() and not self.file.is_file():
                 raise ValueError("it is no plain file")
-            plain = json.loads(self.file.read_text(encoding="utf-8"))
+            plain = parse_json(self.file.read_text(encoding="utf-8"))
             if plain["format"] != FORMAT:
                 raise UserError(
                     f"{self.file} has format {plain['format']!r} and this version of drq reads {FORMAT}: "

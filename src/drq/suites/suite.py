@@ -13,7 +13,7 @@ from typing import Any
 
 from drq import presets
 from drq.agents import check_agent
-from drq.config import TrainConfig
+from drq.config import TrainConfig, check
 from drq.envs import check_task, letters, split_task, task_names
 from drq.errors import UserError
 from drq.settings import override
@@ -91,10 +91,12 @@ class Suite:
             if said_by := OF_THE_SUITE.get(name.replace("-", "_")):
                 raise UserError(f"{name!r} is the same for a whole suite: say it with {said_by}.")
         config = override(_preset(self.preset, run.task, self.imports), overrides)
-        check_agent(config.agent)  # a misspelt augmentation or encoder is said before anything runs
-        return dataclasses.replace(
+        config = dataclasses.replace(
             config, seed=run.seed, steps=run.steps, dir=str(folder / run.folder), imports=self.imports
         )
+        check(config)
+        check_agent(config.agent)  # a misspelt augmentation or encoder is said before anything runs
+        return config
 
     def narrowed(
         self, *, tasks: Iterable[str] | None = None, seeds: int | None = None, steps: int | None = None

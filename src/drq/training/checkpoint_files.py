@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drq.settings import parse_json
 from drq.training.state import RunState
 
 LATEST, PREVIOUS = "latest.json", "previous.json"
@@ -85,7 +86,7 @@ class Description:
     @staticmethod
     def from_text(text: str) -> Description:
         """What `to_text` wrote, or an earlier version; some error of Python's where it is not that."""
-        plain = json.loads(text)
+        plain = parse_json(text)
         if "serial" in plain and plain.pop("sha256", None) != _sha256(_json(plain)):
             raise ValueError("its checksum is another")
         return Description(

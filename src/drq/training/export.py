@@ -32,6 +32,9 @@ Format = Literal["drq", "onnx", "pt2"]
 TOLERANCE = 1e-4
 """How far a graph's action may be from ours, in parts of the action's range. Discrete actions must be the same."""
 
+LARGEST_SIDE = 16_384
+"""Pixels of the raw frames that a graph takes."""
+
 CHECKED_FRAMES = 8
 """Stacks of random pixels that a graph is tried with before it is kept."""
 
@@ -169,8 +172,10 @@ class ActingGraphModule(nn.Module):
             return (*size, channels)
         given = tuple(frame) if len(frame) == 3 else (*frame, channels)
         fits = len(given) == 3 and min(given) > 0 and (given[2] == channels or (given[2], channels) == (3, 1))
+        shown = "x".join(map(str, frame))
+        if max(given) > LARGEST_SIDE:
+            raise UserError(f"--frame {shown} is too large: no side of a frame has more than {LARGEST_SIDE:,} pixels.")
         if not fits:
-            shown = "x".join(map(str, frame))
             raise UserError(f"--frame {shown} does not fit a policy of {channels} channels: give height x width.")
         return given
 

@@ -20,7 +20,7 @@ from drq.envs import FAMILIES, EnvSpec, family_of
 from drq.envs.protocol import spec_from_json
 from drq.errors import UserError, reason
 from drq.presets import resolved
-from drq.settings import config_from_json, config_to_json, flat
+from drq.settings import GROUPS, config_from_json, config_to_json, flat, parse_json
 
 FORMAT = 1
 """Version of the folder's layout."""
@@ -221,7 +221,7 @@ class RunFolder:
                 "asked for: choose another --dir."
             )
         if config.env.observation == "pixels":
-            there, here = self.description["versions"], versions()
+            there, here = self.description.get("versions", {}), versions()
             for package in family_of(config.task).packages:
                 if there.get(package) != here.get(package):
                     raise UserError(
@@ -235,16 +235,21 @@ class RunFolder:
         """The whole of config.json."""
         self.refuse_odd()
         try:
-            described: dict[str, Any] = json.loads(self.config_file.read_text(encoding="utf-8"))
+            described: dict[str, Any] = parse_json(self.config_file.read_text(encoding="utf-8"))
             if described["format"] != FORMAT:
                 raise UserError(
                     f"{self.path} has run-folder format {described['format']!r} and this version of drq reads "
                     f"{FORMAT}: use the version that wrote it (config.json names it)."
                 )
             config = described["config"]
-            texts = config["task"], config["preset"], config["agent"]["type"]
-            if not all(isinstance(text, str) for text in texts) or not isinstance(config["seed"], int):
-                raise TypeError("its task, preset, agent or seed is of another type")
+            of_types = [
+                *((text, str) for text in (config["task"], config["preset"], config["agent"]["type"])),
+                (config["seed"], int),
+                (described.get("label"), str | None),
+                *((part, dict) for part in (described.get("versions", {}), *(config.get(g, {}) for g in GROUPS))),
+            ]
+            if not all(isinstance(value, kind) for value, kind in of_types):
+                raise TypeError("its label, task, preset, seed, versions or a group of settings is of another type")
             return described
         except FileNotFoundError:
             raise UserError(
@@ -274,9 +279,7 @@ class RunFolder:
     def spec(self) -> EnvSpec:
         """The shape of the run's task."""
         try:
-            made = spec_from_json(dict(self.description["spec"]))
-            _check_spec(made)
-            return made
+            return spec_from_json(dict(self.description["spec"]))
         except (KeyError, TypeError, ValueError) as problem:
             raise UserError(
                 f"{self.config_file} does not describe its task ({reason(problem)}): restore it."
@@ -288,7 +291,7 @@ class RunFolder:
         if not _plain(self.finished_file):
             return None
         try:
-            plain = json.loads(self.finished_file.read_text(encoding="utf-8"))
+            plain = parse_json(self.finished_file.read_text(encoding="utf-8"))
             return Finished(int(plain["steps"]), finite(plain["seconds"]))
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
@@ -389,15 +392,6 @@ def finite(text: str | float) -> float:
     if not math.isfinite(value := float(text)):
         raise ValueError(f"{text} is not a finite number")
     return value
-
-
-def _check_spec(spec: EnvSpec) -> None:
-    """ValueError for shapes that no task has."""
-    sizes = (*spec.frame_shape, spec.frame_stack, spec.action_size, spec.action_repeat)
-    if not all(type(size) is int and 0 < size <= 10**6 for size in sizes) or len(spec.frame_shape) not in (1, 3):
-        raise ValueError(f"its sizes are {sizes}")
-    if math.prod(spec.observation_shape) > 10**8:
-        raise ValueError(f"an observation of {spec.observation_shape} would be too large")
 
 
 def _is_number(text: str) -> bool:

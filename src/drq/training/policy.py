@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from drq import envs
 from drq.agents import Agent
-from drq.config import EngineConfig, TrainConfig
+from drq.config import MOST_EPISODES, EngineConfig, TrainConfig
 from drq.engine import EngineSettings, HostActor, choose_device
 from drq.envs import EnvSpec, family_of
 from drq.envs.episode import ActionRange
@@ -243,6 +243,8 @@ def evaluate(
     """
     if seed < 0:
         raise UserError(f"--seed is {seed}: set it to 0 or more.")
+    if episodes is not None and not 1 <= episodes <= MOST_EPISODES:
+        raise UserError(f"--episodes is {episodes}: set it between 1 and {MOST_EPISODES:,}.")
     if video is not None:
         check_video(Path(video))
     show = open_window() if render == "human" else None

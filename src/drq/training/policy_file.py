@@ -20,11 +20,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from drq.agents import Agent
-from drq.config import TrainConfig
+from drq.config import TrainConfig, check
 from drq.envs import EnvSpec
 from drq.envs.protocol import spec_from_json
 from drq.errors import UserError, reason
-from drq.settings import config_from_json, config_to_json
+from drq.settings import config_from_json, config_to_json, parse_json
 
 FORMAT = 1
 """Version of the file's layout."""
@@ -79,7 +79,7 @@ def read_policy_file(path: Path) -> PolicyFile:
     """What `drq export` wrote."""
     try:
         with safe_open(path, framework="pt") as file:
-            described: Mapping[str, Any] = json.loads((file.metadata() or {})["drq"])
+            described: Mapping[str, Any] = parse_json((file.metadata() or {})["drq"])
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         if described["format"] != FORMAT:
             raise UserError(
@@ -87,11 +87,15 @@ def read_policy_file(path: Path) -> PolicyFile:
                 "use the version that wrote it."
             )
         config = config_from_json(described["config"])
-        return PolicyFile(config, spec_from_json(described["spec"]), int(described["agent_step"]), weights)
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        check(config)
+        if type(agent_step := described["agent_step"]) is not int:
+            raise ValueError(f"its agent_step is {agent_step!r}")
+        return PolicyFile(config, spec_from_json(described["spec"]), agent_step, weights)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
-            f"{path} is no policy that `drq export` wrote ({reason(error)}): name its .drq file, or a run "
-            "folder."
+            f"{path} is no policy that `drq export` wrote ({reason(error)}): name its .drq file, or a run folder."
         ) from error
 
 
