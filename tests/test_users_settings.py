@@ -83,7 +83,14 @@ def test_settings_from_a_file(tmp_path: Path, described: list[TrainConfig]) -> N
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("seeds = 3", "There is no setting 'seeds'"), ("x", "cannot be read"), ("seed = 'a'", "give it a whole number")],
+    [
+        ("seeds = 3", "There is no setting 'seeds'"),
+        ("x", "cannot be read"),
+        (f"seeds = {'[' * 10_000}", "cannot be read"),
+        ("seed = 'a'", "give it a whole number"),
+        ("preset = 5", "its preset is 5"),
+        ("imports = 5", "asks to run code of the module 5"),
+    ],
 )
 def test_a_file_with_mistakes(text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.toml").write_text(text)

@@ -251,9 +251,13 @@ def settings_in(file: Path) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".toml":
-            return tomllib.loads(text)
-        plain: dict[str, Any] = parse_json(text)["config"]
-        return {name: value for name, value in plain.items() if name not in ("dir", "imports")}
+            found = tomllib.loads(text)
+        else:
+            found = {k: v for k, v in parse_json(text)["config"].items() if k not in ("dir", "imports")}
+        for name in ("task", "preset"):
+            if not isinstance(found.get(name, ""), str):
+                raise TypeError(f"its {name} is {found[name]!r}")
+        return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"--config {file} cannot be read ({type(error).__name__}: {error}): "

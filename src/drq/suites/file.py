@@ -42,7 +42,7 @@ def read_suite(path: Path, imports: Iterable[str] = ()) -> Suite:
         raise UserError(f"{path} is no text in UTF-8 ({error}): save it as UTF-8.") from None
     try:
         return _suite(tomllib.loads(text), path.stem, imports)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UserError(f"{path} is not valid TOML ({error}): mend that line.") from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
