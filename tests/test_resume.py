@@ -291,6 +291,10 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     folder = unfinished_copy(uninterrupted, tmp_path / "copy")
     pattern, do = DAMAGE[damage]
     do(sorted((folder / "checkpoint").glob(pattern))[-1])
+    drq.load(folder)
+    of_replay = pattern == "replay-*"  # which acting does without
+    assert ("is damaged (" in (said := capfd.readouterr().err)) != of_replay
+    assert ("the one before has the weights, of agent step" in said) != of_replay
     drq.train(small(folder))
     assert "the run goes on from the one before, of agent step" in capfd.readouterr().err
     assert_same_run(uninterrupted, folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Callable, Iterator
 from operator import le
 from pathlib import Path
@@ -124,7 +125,9 @@ def read_weights(
         check(own)
         return described.agent_step, own
 
-    return newest_whole(folder, read)[0]
+    (agent_step, own), problem = newest_whole(folder, read)
+    _say_passed_over(folder, problem, "weights", agent_step)
+    return agent_step, own
 
 
 def read_replay(folder: Path, make: Callable[[int], Replay]) -> Replay:
@@ -138,9 +141,16 @@ def read_replay(folder: Path, make: Callable[[int], Replay]) -> Replay:
             _check_segment(folder, segment, replay)
         return described, replay
 
-    (described, replay), _ = newest_whole(folder, read)
+    (described, replay), problem = newest_whole(folder, read)
+    _say_passed_over(folder, problem, "replay", described.agent_step)
     replay.restore(segments_of(folder, described), described.replay)
     return replay
+
+
+def _say_passed_over(folder: Path, problem: str | None, what: str, agent_step: int) -> None:
+    if problem is not None:
+        said = f"The newest checkpoint in {folder} is damaged ({problem}): the one before has the {what}, of"
+        print(f"{said} agent step {agent_step:,}.", file=sys.stderr)
 
 
 def segments_of(folder: Path, described: Description) -> Iterator[tuple[list[tuple[int, int]], dict[str, Tensor]]]:
