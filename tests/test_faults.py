@@ -242,6 +242,16 @@ def test_a_value_of_another_type_is_named_by_all_who_read_it(name: str, whole: P
             drq.load(file)
 
 
+def test_a_task_of_another_shape_than_the_policys(whole: Path, tmp_path: Path) -> None:
+    stranger = tmp_path / "stranger"
+    shutil.copytree(whole, stranger)
+    described = json.loads((stranger / "config.json").read_text())
+    described["config"]["env"]["image_size"] = 32
+    (stranger / "config.json").write_text(json.dumps(described))
+    with pytest.raises(UserError, match=r"was trained with .*\(9, 24, 24\).* toy/reach has .*\(9, 32, 32\)"):
+        drq.evaluate(stranger, episodes=1)
+
+
 def test_no_device_or_pipe_is_exchanged_for_a_policy(whole: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match="is no plain file"):

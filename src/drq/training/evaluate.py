@@ -158,9 +158,9 @@ class Evaluator:
         self._slots = 0
         self._actor: HostActor | None = None
 
-    def prepare(self, *, episodes: int, min_agent_steps: int) -> None:
-        """Makes the environments that such an evaluation needs."""
-        self._group_of(self._width(episodes, min_agent_steps))
+    def prepare(self, *, episodes: int, min_agent_steps: int) -> EnvSpec:
+        """Makes the environments that such an evaluation needs, and says what they are."""
+        return self._group_of(self._width(episodes, min_agent_steps)).spec
 
     def evaluate(
         self,

@@ -218,6 +218,16 @@ def wrap(
     return AsTrained(env, policy.config.env, repeat, policy.reset)
 
 
+def _refuse_other_shapes(path: str | Path, trained: EnvSpec, played: EnvSpec) -> None:
+    """The environment, or somebody's config.json, may have changed since training."""
+    there, here = ((s.observation_shape, s.action_kind, s.action_size) for s in (trained, played))
+    if there != here:
+        raise UserError(
+            f"{path} was trained with observations and actions of {there}, and {played.task} has {here} with its "
+            "settings: restore its config.json, or the environment as it was."
+        )
+
+
 def evaluate(
     path: str | Path,
     *,
@@ -251,11 +261,13 @@ def evaluate(
     policy = TrainedPolicy(*read_policy(path, imports, best=best, plays=True), stochastic=stochastic)
     config = policy.config
     evaluator = make_evaluator(config, policy.agent, policy.engine, parallel=1 if show else None)
+    least = 0 if episodes else config.eval.min_agent_steps
+    length = {"episodes": episodes or config.eval.episodes, "min_agent_steps": least}
     try:
+        _refuse_other_shapes(path, policy.spec, evaluator.prepare(**length))
         played = evaluator.evaluate(
             seed_for(seed, Purpose.EVALUATION),
-            episodes=episodes or config.eval.episodes,
-            min_agent_steps=0 if episodes else config.eval.min_agent_steps,
+            **length,
             video=video is not None,
             exploring_at=policy.agent_step if stochastic else None,
             show=show,
