@@ -159,6 +159,14 @@ def test_damaged_logs_are_repaired_or_named(
     assert json.loads((halfway / "finished.json").read_text())["steps"] == 120
 
 
+def test_a_lost_last_evaluation_is_played_again(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    (run / "eval.csv").write_bytes(b"")
+    assert drq.train(small(run), quiet=True).final_return == float(rows(whole / "eval.csv")[-1]["return_mean"])
+    assert rows(run / "eval.csv") == rows(whole / "eval.csv")[-1:]
+
+
 ABSURD = {
     "agent.hidden_dim": 10**9,
     "env.image_size": 10**6,

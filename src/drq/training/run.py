@@ -213,6 +213,8 @@ class Trainer:
         closing.callback(logs.close)
         for notice in filter(None, (self.checkpoints.notice, *logs.notices)):
             say(notice)
+        if logs.eval.notice and state.evaluated == state.agent_step and state.agent_step not in state.pending:
+            state.evaluated -= 1  # its row is lost, and the weights for it are here
         loop = Loop(
             config=config,
             spec=spec,
