@@ -133,6 +133,13 @@ def test_what_is_wrong_is_said_in_a_sentence(case: str, tmp_path: Path, monkeypa
         assert error.read_text().splitlines()[-1] == str(raised.value)
 
 
+def test_a_constructor_that_raises_before_an_agent_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    how = {"kind": "state", "at": "constructor"}
+    monkeypatch.setitem(gymnasium.registry["Misbehaving-v0"].__dict__, "kwargs", how)
+    with pytest.raises(UserError, match=CASES["constructor raises"][1]):
+        drq.train("gym/Misbehaving-v0", preset="cpu", quiet=True)
+
+
 def test_a_hang_is_said_and_ctrl_c_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

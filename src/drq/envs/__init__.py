@@ -5,6 +5,8 @@ Importing this package loads no simulator: each family's module is imported when
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, cast
 
 from drq.config import EnvConfig, Render
@@ -50,8 +52,15 @@ def make(task: str, config: EnvConfig, action_repeat: int) -> Environment:
         raise UserError(f"--env.kwargs, --env.wrap and --env.image-key are for gym tasks, not {task}: leave them out.")
     if not FAMILIES[family].has_game_settings and (config.no_op_steps or config.zero_stack):
         raise UserError(f"--env.no-op-steps and --env.zero-stack are for Atari games, not {task}: leave them out.")
-    try:
+    with _constructing(task):
         return FAMILIES[family].load().make(name, config, action_repeat)
+
+
+@contextmanager
+def _constructing(task: str) -> Iterator[None]:
+    """Puts what an environment of somebody's raises there into words."""
+    try:
+        yield
     except (UserError, ImportError):
         raise
     except (Exception, SystemExit) as error:
@@ -62,7 +71,8 @@ def action_kind(task: str, config: EnvConfig) -> Literal["continuous", "discrete
     """Which actions a task takes. Its row tells, or its file does."""
     family, name = split_task(check_task(task))
     row = FAMILIES[family]
-    return row.action_kind or cast(KindModule, row.load()).action_kind(name, config)
+    with _constructing(task):
+        return row.action_kind or cast(KindModule, row.load()).action_kind(name, config)
 
 
 def make_group(task: str, config: EnvConfig, action_repeat: int, count: int) -> EnvironmentGroup:
