@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -140,18 +139,32 @@ def test_a_constructor_that_raises_before_an_agent_is_chosen(monkeypatch: pytest
         drq.train("gym/Misbehaving-v0", preset="cpu", quiet=True)
 
 
+@pytest.mark.parametrize(
+    ("number", "before"), [(signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_IGN)]
+)
 def test_a_hang_is_said_and_ctrl_c_ends_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    number: signal.Signals, before: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also a scheduler's signal to the background of a script, where Ctrl-C is ignored."""
     how = {"kind": "state", "at": "hang"}
     monkeypatch.setitem(gymnasium.registry["Misbehaving-v0"].__dict__, "kwargs", how)
     monkeypatch.setattr(stopping, "SAID_AFTER", 0.3)
     monkeypatch.setattr(stopping, "STOPPED_AFTER", 0.1)
-    trainer = Trainer(config(tmp_path / "run"))
-    threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        trainer.run()
-    assert "gym/Misbehaving-v0 has not answered for" in capfd.readouterr().err
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        os.kill(os.getpid(), number)
+
+    trainer = Trainer(config(tmp_path / "run"), quiet=True)
+    trainer.watch._say = say
+    handler = signal.signal(signal.SIGINT, before)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.run()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert [text.partition(" for ")[0] for text in said] == ["has not answered"]
 
 
 def test_one_that_does_not_close_spoils_nothing(

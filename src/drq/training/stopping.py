@@ -40,6 +40,9 @@ class StopSignal:
     def _request(self, number: int, frame: object) -> None:
         self.requested = True
         self.__exit__()
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            # As in the background of a shell script: there a hanging environment could not be left any more.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Watch:
