@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from drq.report import page, report
+from drq.report.export import _decimal
 from report_runs import evaluations, fake_run, write_table
 
 
@@ -53,6 +54,13 @@ def test_markdown_tables(tmp_path: Path, runs: dict[str, list[Path]]) -> None:
     assert "612 ± 164" in text
     assert "Optimality gap" in text
     assert all(cells[at] == cells[at + 1] for at in range(len(cells) - 1) if "---" in lines[at + 1])
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(2.25, "2.3"), (-0.05, "-0.1"), (1e38, "1e+38"), (float("inf"), "inf")]
+)
+def test_any_score_can_be_shown(value: float, shown: str) -> None:
+    assert _decimal(value, 1) == shown
 
 
 def test_latex_compiles_or_at_least_balances(tmp_path: Path, runs: dict[str, list[Path]]) -> None:

@@ -199,6 +199,8 @@ def _score(score: Published | Reference, benchmark: Benchmark, plus_minus: str =
 
 def _decimal(value: float, digits: int) -> str:
     """Halves are rounded away from zero, as on the page."""
+    if not abs(value) < 1e15:  # a table has no room for its digits, and infinity has none
+        return f"{value:.3g}"
     return str(Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
