@@ -131,15 +131,10 @@ def eval_command(args: list[str]) -> None:
     )
     if options.json:
         episodes = [
-            {"return": episode.score, "agent_steps": episode.agent_steps, "info": episode.info}
-            for episode in played.episodes
+            {"return": each.score, "agent_steps": each.agent_steps, "info": each.info} for each in played.episodes
         ]
-        print(
-            json.dumps(
-                {"return_mean": played.mean, "return_std": played.std, "info": played.info, "episodes": episodes},
-                indent=2,
-            )
-        )
+        found = {"return_mean": played.mean, "return_std": played.std, "info": played.info, "episodes": episodes}
+        print(json.dumps(found, indent=2))
         return
     print(f"return {played.mean:.1f} ± {played.std:.1f} over {len(played.episodes)} episodes{info_text(played.info)}")
     if options.video is not None:
