@@ -62,9 +62,7 @@ def checkpoint_cost(work: Path) -> None:
         measured.append((*((folder / name).stat().st_size / 1e6 for name in files), waited, written))
         if thousands in ROWS:
             replay, networks, policy, waited, written = (median(each) for each in zip(*measured[-3:], strict=True))
-            print(
-                f"| {number:,} | {replay:.1f} MB | {networks:.1f} MB | {policy:.1f} MB | {waited:.2f} s "
-                f"| {written:.2f} s |",
-                flush=True,
-            )
+            sizes = f"{replay:.1f} MB | {networks:.1f} MB | {policy:.1f} MB"
+            held = f"{ROWS[thousands]},000 to {number:,}"
+            print(f"| {held} | {sizes} | {waited:.2f} s | {written:.2f} s |", flush=True)
     checkpoints.close()
