@@ -14,13 +14,22 @@ import posixpath
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 Piece = tuple[str, str, int, bytes, bool]
 WHOLE, APPEND, REMOVE = "whole", "append", "remove"
 PIECE_BYTES = 8 * 2**20
 GROWING = (".csv", ".log")
 """Files that a run only adds to while it is one process: what is new of them is enough."""
+
+
+class FileList(NamedTuple):
+    """A checkpoint's latest.json or previous.json, as it was read."""
+
+    path: str
+    text: bytes
+    named: list[str]
+    """The files that the checkpoint consists of."""
 
 
 class Outbox:
@@ -34,31 +43,31 @@ class Outbox:
         self._sent: dict[str, tuple[int, int]] = {}
         """Path -> size and time of what was sent of it."""
         if arrived:
-            for path in {path for _, (_, named) in self._look()[0] for path in named}:
+            for path in {path for each in self._look()[0] for path in each.named}:
                 with suppress(FileNotFoundError):
                     self._sent[path] = _stamp(os.stat(root / path))
 
     def pieces(self) -> Iterator[Piece]:
         """Everything that is new, in an order that leaves a sound copy wherever it ends."""
         lists, files, finished = self._look()
-        named = {path for _, (_, names) in lists for path in names}
+        named = {path for each in lists for path in each.named}
         for path in [*files, *sorted(named)]:
             try:
                 yield from self._file(path)
             except FileNotFoundError:
                 if path in named:
                     return  # a checkpoint after the next has replaced it: the next look sees that one
-        for path, (text, _) in lists:
-            yield from self._text(path, text)
-        for path in [each for each in self._sent if in_checkpoint(each) and each.endswith(".safetensors")]:
+        for each in lists:
+            yield from self._text(each.path, each.text)
+        for path in [path for path in self._sent if in_checkpoint(path) and path.endswith(".safetensors")]:
             if path not in named:
                 yield REMOVE, path, 0, b"", True
                 del self._sent[path]
         for path in finished:
             yield from self._file(path)
 
-    def _look(self) -> tuple[list[tuple[str, tuple[bytes, list[str]]]], list[str], list[str]]:
-        """Lists of checkpoints with their texts and the files they name; other files; finished.json if it is there.
+    def _look(self) -> tuple[list[FileList], list[str], list[str]]:
+        """Lists of checkpoints; other files; finished.json if it is there.
 
         What is written after something else is looked at before it, so that all it speaks of is seen too.
         """
@@ -71,9 +80,9 @@ class Outbox:
                 names = [posixpath.join(beside, name) for name in _named(text)]
                 if b'"dropped": true' in text:  # the replay of a finished run, which is still named
                     names = [each for each in names if (self.root / each).exists()]
-                lists.append((path, (text, names)))
-        lists.sort(key=lambda each: each[0], reverse=True)  # previous.json, then latest.json
-        apart = {*finished, *(path for path, _ in lists)}
+                lists.append(FileList(path, text, names))
+        lists.sort(key=lambda each: each.path, reverse=True)  # previous.json, then latest.json
+        apart = {*finished, *(each.path for each in lists)}
         files = [path for path in self._walk() if path not in apart and not in_checkpoint(path)]
         return lists, sorted(files, key=lambda path: (posixpath.basename(path) != "config.json", path)), finished
 
