@@ -1,6 +1,7 @@
 """What starting a run costs, with processes on this machine and with Ray on this machine, one after the other.
 
     python benchmarks/launchers.py --runs 100 --jobs 2
+    python benchmarks/launchers.py --hear 1 8           # instead: what it costs to hear of so many runs on Ray
 
 Every run is a real one of `toy/reach`, and short: most of it is starting Python with PyTorch. `alone` is such a run as
 a bare process, without a launcher: what a launcher's slot takes longer for a run than that is the launcher's cost.
@@ -51,6 +52,54 @@ def alone(folder: Path, times: int) -> float:
         subprocess.run([*command, "--dir", str(folder / str(number))], check=True, capture_output=True)
         seconds.append(time.monotonic() - began)
     return statistics.median(seconds)
+
+
+SLEEPS = """
+import time, torch
+class Sleeps:
+    columns = 1
+    def sample(self, count, image_size, generator):
+        time.sleep(0.5)
+        return torch.zeros(count, 1)
+    def __call__(self, images, nu):
+        return images.float()
+"""
+
+
+def hearing(runs: int, address: str, folder: Path, seconds: float = 40.0) -> float:
+    """Milliseconds of processor time a second that the command takes while so many runs on Ray mostly sleep."""
+    (folder / "sleeps.py").write_text(SLEEPS)
+    suite, out = folder / "hear.toml", folder / f"hear-{runs}"
+    text = SUITE.format(runs=runs).replace("steps = 40", "steps = 10_000")
+    suite.write_text(text + 'agent.augmentation = "sleeps:Sleeps"\n')
+    command = [sys.executable, "-m", "drq", "suite", "run", str(suite), "--import", "sleeps", "--jobs", str(runs),
+               "--launcher", "ray", "--address", address, "--dir", str(out)]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True, cwd=folder)
+    watched = Watched(process)
+    while len(list(out.glob("*/*/*/train.csv"))) < runs:
+        if process.poll() is not None:
+            raise SystemExit("The command ended too early.")
+        time.sleep(0.5)
+    before = watched.cpu_seconds
+    time.sleep(seconds)
+    spent = watched.cpu_seconds - before
+    process.terminate()
+    process.wait()
+    return 1e3 * spent / seconds
+
+
+def print_hearing(counts: list[int], folder: Path) -> None:
+    from ray.cluster_utils import Cluster
+
+    # As many cores as runs, on paper: they sleep.
+    node = {"num_cpus": max(counts), "memory": 10**11, "include_dashboard": False, "object_store_memory": 10**8}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    try:
+        for runs in counts:
+            milliseconds = hearing(runs, cluster.address, folder)
+            print(f"{runs} runs under way: {milliseconds:.1f} ms of processor time a second", flush=True)
+    finally:
+        cluster.shutdown()
 
 
 class Watched(threading.Thread):
@@ -109,10 +158,14 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--alone", type=int, default=5, help="runs without a launcher, one at a time")
+    parser.add_argument("--hear", type=int, nargs="+", help="only measure what hearing of so many runs costs")
     args = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        if args.hear:
+            print_hearing(args.hear, folder)
+            return
         print(f"A run alone: {alone(folder, args.alone):.2f} s (median of {args.alone}).", flush=True)
         print(f"\n{args.runs} runs, {args.jobs} at a time:\n")
         print("| launcher | begins after | first result after | a run holds its slot | command's processor time a run "
