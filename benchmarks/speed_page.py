@@ -1,20 +1,20 @@
-"""Tables for docs/speed.md, made from what was measured: prints Markdown.
+"""Puts what was measured, the files in results/speed, into docs/speed.md as tables.
 
-drq speed --full --json speed.json
-python benchmarks/runs.py dmc/cheetah-run --preset planet --at-once 1 2 4 --out cheetah.json
-python benchmarks/speed_page.py speed.json cheetah.json
+drq speed --full --json results/speed/2026-11-16-h200.json
+python benchmarks/runs.py dmc/cheetah-run --preset planet --at-once 1 2 4 --out results/speed/2026-11-16-runs.json
+python benchmarks/speed_page.py
 """
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import tyro
-from tyro.conf import Positional
+ROOT = Path(__file__).parents[1]
+PAGE, MEASURED = ROOT / "docs/speed.md", ROOT / "results/speed"
+BEGIN, END = "<!-- python benchmarks/speed_page.py: begin -->\n", "<!-- end -->\n"
 
 
 def rows(heading: Iterable[str], lines: Iterable[Iterable[object]]) -> Iterator[str]:
@@ -27,7 +27,7 @@ def rows(heading: Iterable[str], lines: Iterable[Iterable[object]]) -> Iterator[
 
 
 def turns(least: float, most: float) -> str:
-    return f"{least:.1f} to {most:.1f}"
+    return "" if least == most else f"{least:.1f} to {most:.1f}"
 
 
 def gigabytes(count: int | None) -> str:
@@ -37,32 +37,42 @@ def gigabytes(count: int | None) -> str:
 def of_speed(found: dict[str, Any]) -> Iterator[str]:
     """A file of `drq speed --json`."""
     machine = found["machine"]
-    where = f"{machine['device']}; {machine['cpu']}, {machine['cores']} cores; PyTorch {machine['torch']}"
-    yield f"### `drq speed` on {where}; commit {machine.get('commit', 'unknown')}\n"
+    where = f"{machine['device']}, {machine['cores']} cores, PyTorch {machine['torch']}"
+    yield f"{where}, commit {machine['commit']}; engine: {found['engine']}.\n"
     for comparison in found["comparisons"]:
         yield f"Batch {comparison['batch_size']}, K = {comparison['k']}, M = {comparison['m']}, in turns:\n"
         yield from rows(
             ("what", "ms an update", "times as long", "in single turns"),
             (
-                (one["name"], f"{one['timing']['ms']:.3g}", f"{one['ratio']:.1f}", turns(*one["ratio_range"]))
+                (one["name"], f"{one['timing']['ms']:.3g}", f"{one['ratio']:.3g}", turns(*one["ratio_range"]))
                 for one in comparison["contenders"]
             ),
         )
-    measured = [("", one) for one in found["presets"]]
-    measured += [(f"{what}: ", one) for what, several in found["growth"].items() for one in several]
-    if measured:
+    if found["presets"]:
         yield from rows(
-            ("update", "batch", "K, M", "ms", "updates/s", "GPU memory"),
+            ("preset", "batch", "K, M", "ms an update", "updates/s", "GPU memory"),
             (
                 (
-                    what + one["name"],
+                    one["name"],
                     one["batch_size"],
                     f"{one['k']}, {one['m']}",
-                    f"{one['timing']['ms']:.3g}",
+                    f"{one['timing']['ms']:.2f}",
                     f"{one['updates_per_second']:,.0f}",
                     gigabytes(one["device_bytes"]),
                 )
-                for what, one in measured
+                for one in found["presets"]
+            ),
+        )
+    if found["growth"]:
+        yield from rows(
+            (f"{found['growth_from']} with", "ms an update", "GPU memory"),
+            (
+                (
+                    f"{what} {', '.join(one['name'] for one in several)}",
+                    ", ".join(f"{one['timing']['ms']:.2f}" for one in several),
+                    ", ".join(gigabytes(one["device_bytes"]) for one in several),
+                )
+                for what, several in found["growth"].items()
             ),
         )
     if found["processes"]:
@@ -78,14 +88,15 @@ def of_speed(found: dict[str, Any]) -> Iterator[str]:
             ("environment", "drawn by", "agent steps/s"),
             ((one["task"], one["render"], f"{one['agent_steps_per_second']:,.0f}") for one in found["environments"]),
         )
-    for one in found["acting"]:
-        yield f"Acting on {one['observations']}: {one['ms']:.2f} ms."
+    if found["acting"]:
+        each = (f"{one['ms']:.2f} ms for {one['observations']}" for one in found["acting"])
+        yield f"Acting, from observations to actions: {', '.join(each)}.\n"
 
 
 def of_runs(found: dict[str, Any]) -> Iterator[str]:
     """A file of benchmarks/runs.py."""
     what = f"{found['task']}, `{found['preset']}`, {found['steps']:,} steps"
-    yield f"### Whole runs of {what}; commit {found['commit']}\n"
+    yield f"Whole runs of {what}; commit {found['commit']}\n"
     yield from rows(
         ("runs at once", "seconds", "last returns"),
         (
@@ -99,18 +110,18 @@ def of_runs(found: dict[str, Any]) -> Iterator[str]:
     )
 
 
-def main(files: Positional[tuple[Path, ...]]) -> None:
-    """Prints the tables of these files.
-
-    Args:
-        files: of `drq speed --json` and of benchmarks/runs.py.
-    """
-    for file in files:
+def tables() -> Iterator[str]:
+    for file in sorted(MEASURED.glob("*.json")):
         found = json.loads(file.read_text())
-        day = datetime.date.fromtimestamp(file.stat().st_mtime)
-        print("\n".join(of_runs(found) if "groups" in found else of_speed(found)))
-        print(f"\n*{day}*\n")
+        yield f"[{file.name}](../{file.relative_to(ROOT).as_posix()}):"
+        yield from of_runs(found) if "groups" in found else of_speed(found)
+
+
+def page(text: str) -> str:
+    """The page with these tables in the place of those it has."""
+    before, rest = text.split(BEGIN)
+    return before + BEGIN + "\n".join(tables()) + END + rest.split(END)[1]
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    PAGE.write_text(page(PAGE.read_text()))

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -351,3 +352,16 @@ def test_whole_runs_are_timed_with_their_memory_and_return(tmp_path: Path) -> No
     assert max(run["host_peak_bytes"].values()) > 1e7
     assert run["host_together_bytes"] > 1e7
     assert f"{run['seconds']:.1f} s" in done.stdout
+    assert f"| 1 | {group['seconds']:.0f} | {run['final_return']:.1f} |" in [*speed_page()["of_runs"](found)]
+
+
+def test_the_page_shows_what_was_measured() -> None:
+    """docs/speed.md is as benchmarks/speed_page.py makes it from the files in results/speed."""
+    script = speed_page()
+    text = script["PAGE"].read_text()
+    assert script["page"](text) == text
+    assert "| drq, bf16 |" in text
+
+
+def speed_page() -> dict[str, Any]:
+    return runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "speed_page.py"))
