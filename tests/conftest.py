@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,6 +17,8 @@ from drq.engine.kernels import runtime
 from emulation import Emulator
 
 torch.set_num_threads(1)  # two workers share two cores
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background: commands under test would too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 LONG = ("ray", "envs_group", "learning", "trace", "launcher", "drawing", "claims", "dqn", "rainbow", "speed")
