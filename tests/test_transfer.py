@@ -70,6 +70,10 @@ def test_only_what_is_new_is_sent(run: Path, tmp_path: Path) -> None:
     assert added[3] == b"1,2,3\n"
     receive(copy, [added])
     assert (copy / "train.csv").read_bytes() == (source / "train.csv").read_bytes()
+    rows = (source / "train.csv").read_bytes()  # as where a run goes on: cut back, then longer
+    (source / "train.csv").write_bytes(rows.removesuffix(b"1,2,3\n") + b"1,2,34\n5,6,7\n")
+    receive(copy, outbox.pieces())
+    assert (copy / "train.csv").read_bytes() == (source / "train.csv").read_bytes()
 
     # A run that goes on from what came from the copy: that is not sent back, and goes once no list names it any more.
     outbox = Outbox(source, arrived=True)

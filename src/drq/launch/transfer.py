@@ -15,12 +15,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
+from zlib import crc32
 
 Piece = tuple[str, str, int, bytes, bool]
 WHOLE, APPEND, REMOVE = "whole", "append", "remove"
 PIECE_BYTES = 8 * 2**20
 GROWING = (".csv", ".log")
-"""Files that a run only adds to while it is one process: what is new of them is enough."""
+"""Files that a run mostly adds to: then what is new of them is enough."""
 
 
 class FileList(NamedTuple):
@@ -42,6 +43,8 @@ class Outbox:
         self._appends = appends
         self._sent: dict[str, tuple[int, int]] = {}
         """Path -> size and time of what was sent of it."""
+        self._checksums: dict[str, int] = {}
+        """Of what was sent of files that grow."""
         if arrived:
             for path in {path for each in self._look()[0] for path in each.named}:
                 with suppress(FileNotFoundError):
@@ -101,17 +104,23 @@ class Outbox:
             now = _stamp(os.fstat(file.fileno()))
             if before == now:
                 return
-            adds = before is not None and self._appends and path.endswith(GROWING) and now[0] >= before[0]
-            offset = before[0] if before and adds else 0
+            offset = checksum = 0
+            grows = self._appends and path.endswith(GROWING)
+            if grows and before and now[0] >= before[0]:
+                # A run that goes on elsewhere cuts its CSVs back to its checkpoint's, and other rows may follow.
+                checksum = crc32(file.read(before[0]))
+                offset, checksum = (before[0], checksum) if checksum == self._checksums[path] else (0, 0)
+            kind = APPEND if offset else WHOLE
             file.seek(offset)
             while True:
                 data = file.read(min(PIECE_BYTES, now[0] - offset))
                 last = offset + len(data) >= now[0] or not data
-                yield APPEND if adds else WHOLE, path, offset, data, last
+                yield kind, path, offset, data, last
                 offset += len(data)
+                checksum = crc32(data, checksum) if grows else 0
                 if last:
                     break
-        self._sent[path] = now
+        self._sent[path], self._checksums[path] = now, checksum
 
     def _text(self, path: str, text: bytes) -> Iterator[Piece]:
         """A small file as it was read before: what is there now may be newer than what was sent."""
