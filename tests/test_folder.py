@@ -61,7 +61,6 @@ def test_a_run_that_names_no_way_to_draw_is_drawn_as_it_was() -> None:
         ({"env.render": "pretty"}, "'env.render' is 'pretty': give it 'auto' or 'paper' or 'fast' or 'ray' or 'cuda'."),
         ({"replay.capacity": 0.5}, "'replay.capacity' is 0.5: give it a whole number or nothing."),
         ({"imports": "my_module"}, "'imports' is 'my_module': give it a list of texts."),
-        ({"env": 3}, "or a group of settings is of another type"),
         ({"agent.type": "td9"}, "There is no agent 'td9': choose from sac, dqn"),
     ],
 )
@@ -79,9 +78,18 @@ def test_a_hand_edited_configuration_is_refused_in_one_sentence(
     edit(folder, changed)
     with pytest.raises(UserError) as raised:
         drq.load(folder.path)
-    assert str(raised.value).startswith(str(folder.config_file))
-    assert said in str(raised.value)
+    assert f"{folder.config_file}: {said}" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("env", 3), ("task", ["toy/reach"]), ("seed", "1"), ("preset", None)])
+def test_a_value_of_another_type_is_named(tmp_path: Path, name: str, value: object) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.open(preset("planet", "dmc/cartpole-swingup"), SPEC)
+    edit(folder, lambda described: described["config"].update({name: value}))
+    with pytest.raises(UserError) as raised:
+        drq.load(folder.path)
+    assert f"{folder.config_file} is damaged ('{name}' is of another type): restore it" in str(raised.value)
 
 
 MAY_CHANGE = {

@@ -242,14 +242,17 @@ class RunFolder:
                     f"{FORMAT}: use the version that wrote it (config.json names it)."
                 )
             config = described["config"]
-            of_types = [
-                *((text, str) for text in (config["task"], config["preset"], config["agent"]["type"])),
-                (config["seed"], int),
-                (described.get("label"), str | None),
-                *((part, dict) for part in (described.get("versions", {}), *(config.get(g, {}) for g in GROUPS))),
-            ]
-            if not all(isinstance(value, kind) for value, kind in of_types):
-                raise TypeError("its label, task, preset, seed, versions or a group of settings is of another type")
+            texts = {"task": config["task"], "preset": config["preset"], "agent.type": config["agent"]["type"]}
+            groups = {"versions": described.get("versions", {})} | {name: config.get(name, {}) for name in GROUPS}
+            for kind, values in (
+                (str, texts),
+                (int, {"seed": config["seed"]}),
+                (str | None, {"label": described.get("label")}),
+                (dict, groups),
+            ):
+                for name, value in values.items():
+                    if not isinstance(value, kind):
+                        raise TypeError(f"{name!r} is of another type")
             return described
         except FileNotFoundError:
             raise UserError(
