@@ -46,6 +46,8 @@ class Misbehaving(gymnasium.Env[Any, Any]):
         super().reset(seed=seed)
         self.resets += 1
         self.steps = 0
+        if self.at == "first reset":
+            time.sleep(3600)
         if self.at == "reset" and self.resets == 2:
             raise ZeroDivisionError("reset by zero")
         return self._observation() if self.at == "no info" else (self._observation(), {})
@@ -140,13 +142,18 @@ def test_a_constructor_that_raises_before_an_agent_is_chosen(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("number", "before"), [(signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_IGN)]
+    ("at", "number", "before"),
+    [
+        ("hang", signal.SIGINT, signal.default_int_handler),
+        ("hang", signal.SIGTERM, signal.SIG_IGN),
+        ("first reset", signal.SIGINT, signal.default_int_handler),
+    ],
 )
 def test_a_hang_is_said_and_ctrl_c_ends_it(
-    number: signal.Signals, before: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at: str, number: signal.Signals, before: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also a scheduler's signal to the background of a script, where Ctrl-C is ignored."""
-    how = {"kind": "state", "at": "hang"}
+    how = {"kind": "state", "at": at}
     monkeypatch.setitem(gymnasium.registry["Misbehaving-v0"].__dict__, "kwargs", how)
     monkeypatch.setattr(stopping, "SAID_AFTER", 0.3)
     monkeypatch.setattr(stopping, "STOPPED_AFTER", 0.1)

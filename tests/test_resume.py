@@ -186,7 +186,10 @@ def test_a_stop_during_an_evaluation_saves_at_once(
     assert not (folder / "finished.json").exists()
     config = folder / "config.json"
     config.write_text(config.read_text().replace(str(10**6), "2"))
-    drq.train(small(folder, engine=engine), quiet=True)
+    resumed, waited = Trainer(small(folder, engine=engine), quiet=True), list[float]()
+    resumed.progress.show_evaluation = lambda *_: waited.append(resumed.clock.evaluating.running)  # type: ignore[method-assign]
+    resumed.run()
+    assert where == "beside" or all(waited)  # else nothing of it would be shown
     assert_same_run(uninterrupted, folder)
 
 

@@ -105,9 +105,12 @@ class Episodes:
         for slot, frame in self._reset(range(len(self._envs))).items():
             self.stacks[slot].reset(frame)
         for actions in zip_longest(*(episode.actions for episode in self._state.under_way)):
-            under_way = [(slot, self._envs[slot].step(each)) for slot, each in enumerate(actions) if each is not None]
-            for slot, wait_for_step in under_way:
-                self._push(slot, wait_for_step())
+            playing = [slot for slot, action in enumerate(actions) if action is not None]
+            with self._waiting:
+                under_way = [self._envs[slot].step(actions[slot]) for slot in playing]
+                steps = [wait_for_step() for wait_for_step in under_way]
+            for slot, step in zip(playing, steps, strict=True):
+                self._push(slot, step)
         forgetful = [
             slot
             for slot, stack in enumerate(self.stacks)

@@ -65,8 +65,9 @@ class Loop:
         """Agent steps to the end of the budget, and between them what is due. KeyboardInterrupt: the run shall stop,
         and has its checkpoint."""
         state, schedule = self.state, self.schedule
-        for agent_step, weights in state.pending.items():
-            self.evaluations.resume(self.learner.agent, self._request(agent_step), weights)
+        with self.watch.evaluating(), self.clock.evaluating:
+            for agent_step, weights in state.pending.items():
+                self.evaluations.resume(self.learner.agent, self._request(agent_step), weights)
         while True:
             self._save_if_due()
             if schedule.evaluation_due(state.agent_step) and state.evaluated < state.agent_step:

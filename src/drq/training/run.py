@@ -145,10 +145,10 @@ class Trainer:
         self.checkpoints.check(self.device)
         stopped = False
         # Around closing too: it fetches the last checkpoint from the device.
-        with self._faults_in_words(), ExitStack() as closing:
+        with self._faults_in_words(), self.watch, ExitStack() as closing:
             self.loop = self._open(closing)
             try:
-                with self.stop, self.watch:
+                with self.stop:
                     self.loop.train()
             except KeyboardInterrupt:
                 where, by = self.schedule.text(self.loop.state.agent_step), self.callbacks.stopped_by or ""
@@ -178,8 +178,9 @@ class Trainer:
         """Makes all that a run needs, new or as its checkpoint left it."""
         config, say = self.config, self.progress.say
         closing.callback(self.progress.close)
-        workers = open_envs(config, self.device, closing)
-        spec = workers[0].env.spec
+        with self.clock.waiting:
+            workers = open_envs(config, self.device, closing)
+            spec = workers[0].env.spec
         videos = self._records_videos(workers[0].env)
         # Early, since a process takes seconds to be ready.
         inline = InlineEvaluation(config, self.engine, self.watch.stopping, self.progress.show_evaluation)
