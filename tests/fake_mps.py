@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from drq.launch import mps
+from drq.launch import mps, pools
 
 CONTROL = """#!/bin/sh
 calls={calls}
@@ -80,7 +80,10 @@ def _runs(pid: int) -> bool:
 
 
 def pretend_gpu(monkeypatch: pytest.MonkeyPatch, fake: FakeMPS | None, folder: Path) -> None:
-    """This process sees a GPU and, on the PATH, the stand-in; no daemon of somebody else's runs."""
+    """This process sees a GPU and, on the PATH, the stand-in; no daemon of somebody else's runs. Runs are not told that
+    they belong on the GPU: they find none."""
+    told = pools.job_to_json
+    monkeypatch.setattr(pools, "job_to_json", lambda *args, on_gpu=False, **given: told(*args, **given))
     for name in (mps.PIPES, mps.LOGS, "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(mps, "DEFAULT_PIPES", folder / "nobody")

@@ -260,6 +260,19 @@ def test_a_suite_tries_the_run_again_without_mps_where_it_died(
     assert fake.gone()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="its GPU is there")
+def test_a_suite_whose_gpu_is_gone_does_not_go_on_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where it fell off the bus before the first checkpoint: a CPU would take days, and say nothing."""
+    monkeypatch.setattr(pools, "this_machines_gpus", lambda: [pools.FreeGPU("0", 139 * 1024**3)])
+    (tmp_path / "suite.toml").write_text(SUITE.replace('imports = ["faulty_gpu"]', ""))
+    assert run_suite(SuiteRunArguments(str(tmp_path / "suite.toml"), seeds=1, dir=tmp_path / "out", jobs=1)) == 1
+    said = capsys.readouterr().out
+    assert "Failed: toy/reach, small, seed 1: This run belongs on a GPU, and " in said
+    assert not list(tmp_path.rglob("config.json"))
+
+
 ON_GPU = """
 import os, pathlib, signal
 import torch

@@ -154,8 +154,7 @@ def test_ctrl_c_loses_nothing(tmp_path: Path) -> None:
 def test_a_run_stops_cleanly_when_its_launcher_is_killed(tmp_path: Path) -> None:
     suite = find_suite(write_suite(tmp_path, GOOD, steps=100_000))
     run = suite.runs()[0]
-    job = Job(run, suite.config(run, tmp_path))
-    worker = start_worker(job.to_json(), tmp_path / "log.txt", {})
+    worker = start_worker(pools.job_to_json(suite.config(run, tmp_path), run.label), tmp_path / "log.txt", {})
     wait_until(lambda: has_rows(tmp_path / run.folder / "train.csv"), worker)
     assert worker.stdin is not None
     worker.stdin.close()  # what the end of the launcher does

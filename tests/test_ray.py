@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from drq.launch import ray_pool
 from drq.launch.launcher import Launch, SuiteRunArguments, run_suite
 from drq.report import report
 from drq.suites import find_suite
@@ -176,6 +177,8 @@ def test_each_run_has_its_gpu_its_modules_and_no_secret(
     suite = Path(write_suite(tmp_path, GOOD, seeds=2, steps=30))
     text = suite.read_text().replace('device = "cpu"', 'device = "auto"')
     suite.write_text('imports = ["tell_gpu"]\n' + text)
+    told_all = ray_pool.job_to_json  # but for the GPU, which is none
+    monkeypatch.setattr(ray_pool, "job_to_json", lambda *args, on_gpu, **given: told_all(*args, **given))
     arguments = SuiteRunArguments(
         str(suite), dir=tmp_path / "out", launcher="ray", address="auto", gpus_per_run=1, imports=("tell_gpu",)
     )

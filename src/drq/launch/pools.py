@@ -27,7 +27,7 @@ from drq.launch.suite_folder import SuiteFolder
 from drq.machine import free_memory
 from drq.settings import config_to_json
 from drq.suites import Run
-from drq.training.checkpoint_reader import newest_agent_step
+from drq.training.checkpoint_reader import exists, newest_agent_step
 from drq.training.folder import RunFolder, git_commit, versions
 from drq.training.schedule import Schedule
 
@@ -52,15 +52,16 @@ class Job:
     run: Run
     config: TrainConfig
 
-    def to_json(self, *, check: bool = False, keep_replay: bool = True) -> str:
-        return job_to_json(self.config, self.run.label, check=check, keep_replay=keep_replay)
 
-
-def job_to_json(config: TrainConfig, label: str | None, *, check: bool = False, keep_replay: bool = True) -> str:
-    """What a worker is told. The label is the run's name in comparisons. `check`: it shall see to it first that what
-    is installed on its machine is what is installed here. `keep_replay`: else it drops the replay at the end."""
+def job_to_json(
+    config: TrainConfig, label: str | None, *, on_gpu: bool = False, check: bool = False, keep_replay: bool = True
+) -> str:
+    """What a worker is told. The label is the run's name in comparisons. `on_gpu`: it has a place on a GPU, and shall
+    not do without. `check`: it shall see to it first that what is installed on its machine is what is installed here.
+    `keep_replay`: else it drops the replay at the end."""
     here = {"installed": installed(config.task)} if check else {}
-    return json.dumps({"label": label, "config": config_to_json(config), "keep_replay": keep_replay, **here})
+    told = {"label": label, "config": config_to_json(config), "on_gpu": on_gpu, "keep_replay": keep_replay}
+    return json.dumps(told | here)
 
 
 @cache
@@ -190,7 +191,7 @@ def share_gpus(slots: Sequence[Mapping[str, str]]) -> bool:
 def computed_with(run_path: Path, *, checkpoint_elsewhere: bool = False) -> dict[str, Any]:
     """Device, precision and threads of a run that has a checkpoint; nothing of one that has none, or does not say."""
     folder = RunFolder(run_path)
-    if not checkpoint_elsewhere and not (folder.checkpoint / "latest.json").exists():
+    if not checkpoint_elsewhere and not exists(folder.checkpoint):
         return {}
     try:
         found = folder.description.get("computed_with")
@@ -261,7 +262,9 @@ class LocalPool:
         before = computed_with(self._folder.run_path(job.run))
         if before.get("device") == "cpu":  # with as many threads as it began with: others would round otherwise
             environment["OMP_NUM_THREADS"] = str(before["threads"])
-        process = start_worker(job.to_json(), self._folder.log(job.run), environment)
+        on_gpu = "CUDA_VISIBLE_DEVICES" in slot and job.config.device != "cpu"
+        told = job_to_json(job.config, job.run.label, on_gpu=on_gpu)
+        process = start_worker(told, self._folder.log(job.run), environment)
         self._processes[job.run] = process, slot
         self._training[job.run] = Schedule(job.config).agent_steps
 

@@ -24,7 +24,16 @@ from drq.config import TrainConfig
 from drq.envs import family_of
 from drq.errors import UserError, install_command
 from drq.launch import node, process, transfer
-from drq.launch.pools import CORES_PER_CPU_RUN, Ended, Job, Jobs, computed_with, how_it_ended, most_per_gpu
+from drq.launch.pools import (
+    CORES_PER_CPU_RUN,
+    Ended,
+    Job,
+    Jobs,
+    computed_with,
+    how_it_ended,
+    job_to_json,
+    most_per_gpu,
+)
 from drq.launch.suite_folder import SuiteFolder
 from drq.launch.transfer import Outbox, Piece, RunStore, batches, below, receive
 from drq.suites import Run
@@ -269,7 +278,7 @@ class RayPool:
         if on_gpu and needs["num_gpus"] < 1 and hosted.node is not None:
             shared = self._keeper(hosted.node).variables.remote()
         log = self.folder.log(run).relative_to(self.folder.path).as_posix()
-        job = hosted.job.to_json(check=True, keep_replay=self.keep_replay)
+        job = job_to_json(config, run.label, on_gpu=on_gpu, check=True, keep_replay=self.keep_replay)
         return hosted.actor.begin.remote(
             job, run.folder.as_posix(), log, variables, shared, self._modules, self.store, hosted.owner
         )

@@ -48,7 +48,7 @@ def main() -> int:
         from drq.training.run import train
 
         config = config_from_json(job["config"])
-        _check_machine(job.get("installed"), Path(config.dir or ""), config)
+        _check_machine(job, config)
         result = train(config, label=job["label"])
         if not job.get("keep_replay", True):
             with suppress(OSError, UserError):  # `drq suite prune` can do it later
@@ -69,18 +69,24 @@ def main() -> int:
     return 0
 
 
-def _check_machine(wanted: dict[str, str | None] | None, path: Path, config: Any) -> None:
+def _check_machine(job: dict[str, Any], config: Any) -> None:
     """Refuses a machine on which the run would not be the same."""
     from drq.engine import EngineSettings, choose_device
     from drq.launch.pools import computed_with, installed
 
-    here = installed(config.task)
-    if wanted is not None and (others := [name for name in wanted if here.get(name) != wanted[name]]):
+    here, wanted, path = installed(config.task), job.get("installed", {}), Path(config.dir or "")
+    if others := [name for name in wanted if here.get(name) != wanted[name]]:
         said = ", ".join(f"{name} {here.get(name)} instead of {wanted[name]}" for name in others)
         raise Unfit(f"{socket.gethostname()} has {said}: install there what the launcher's machine has.")
+    device, begun = choose_device(config.device), computed_with(path, checkpoint_elsewhere=True)
+    if device.type == "cpu" and (job.get("on_gpu") or begun.get("device") == "cuda"):
+        raise Unfit(
+            f"This run belongs on a GPU, and {socket.gethostname()} has none any more: nvidia-smi and the system's log "
+            "(Xid) say what became of it; run the same command again when it is back."
+        )
     before = computed_with(path)
     if before.get("device") == "cpu":
-        precision = EngineSettings.resolve(config.engine, choose_device(config.device), config.agent).precision
+        precision = EngineSettings.resolve(config.engine, device, config.agent).precision
         if precision != before["precision"]:
             raise Unlike(
                 f"The run was begun in {before['precision']} and {socket.gethostname()} would go on in "
