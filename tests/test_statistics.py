@@ -115,10 +115,11 @@ def test_a_task_with_a_single_run_among_others_leaves_no_interval() -> None:
     mixed = [np.array([1.0, 2.0]), np.array([5.0])]
     assert statistics.estimate(statistics.mean, mixed).low is None
     assert statistics.difference_from_published(mixed, [Published(1.0), Published(2.0)]).low is None
-    # published means are taken as exact
-    means = [np.array([1.0]), np.array([2.0])]
+    single = [np.array([1.0]), np.array([2.0])]
     ours = [np.array([1.0, 2.0]), np.array([5.0, 6.0])]
-    assert statistics.estimate(statistics.probability_of_improvement, ours, means).low is not None
+    for one, other in ((ours, single), (single, ours)):
+        assert statistics.difference(one, other).low is None
+        assert statistics.estimate(statistics.probability_of_improvement, one, other).low is None
 
 
 def test_difference_of_two_systems() -> None:

@@ -100,7 +100,7 @@ def resample(scores: Scores, rng: np.random.Generator, resamples: int = RESAMPLE
 def estimate(metric: Callable[..., Array], *groups: Scores) -> Estimate:
     """The metric of one or more groups of scores, with its stratified bootstrap interval."""
     value = float(metric(*groups))
-    if not _has_interval(*groups):
+    if not all(map(_has_interval, groups)):
         return Estimate(value)
     rng = np.random.default_rng(SEED)
     return _with_interval(value, metric(*(resample(scores, rng) for scores in groups)))
@@ -148,11 +148,9 @@ def mean_z(scores: Scores, published: Sequence[int]) -> tuple[float, float | Non
     return float(z.mean()), float(np.sqrt(z.var(ddof=1) / len(z) + theirs))
 
 
-def _has_interval(*groups: Scores) -> bool:
-    """Where some task has several runs. One with a single run among those would count as known exactly, and the
-    interval be too narrow."""
-    several = [[len(runs) > 1 for runs in scores] for scores in groups]
-    return any(map(any, several)) and all(all(each) or not any(each) for each in several)
+def _has_interval(scores: Scores) -> bool:
+    """Where every task has several runs. A single run would count as known exactly, and the interval be too narrow."""
+    return all(len(runs) > 1 for runs in scores)
 
 
 def _with_interval(value: float, resampled: Array) -> Estimate:

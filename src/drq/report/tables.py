@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -279,7 +280,11 @@ def aggregates(table: ScoreTable) -> tuple[list[Aggregate], list[Improvement]]:
             shared = [game for game in scores[system] if game in scores[other]]
             if other != system and shared and (other not in ours or len(ours) <= MOST_PAIRS):
                 mine, theirs = ([scores[name][game] for game in shared] for name in (system, other))
-                chance = statistics.estimate(statistics.probability_of_improvement, mine, theirs)
+                improvement = statistics.probability_of_improvement
+                if other in ours:
+                    chance = statistics.estimate(improvement, mine, theirs)
+                else:  # only a mean was published, which is taken as exact
+                    chance = statistics.estimate(partial(improvement, theirs=theirs), mine)
                 pairs.append(Improvement(system, other, len(shared), chance))
     return rows, pairs
 
