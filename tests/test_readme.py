@@ -127,8 +127,8 @@ def test_the_table_of_results_comes_out_of_its_commands(tmp_path: Path, monkeypa
         words = (sorted(map(str, Path().glob(word))) if "*" in word else [word] for word in command.split()[1:])
         out = tmp_path / "r.md"
         cli.main([*chain(*words), "--out", str(out)])
-        (line,) = re.findall(r"\| DrQ \| 26 \| .*", out.read_text())
-        assert [cell.split()[0] for cell in line.split("|")[3:6]] == scores
+        (line,) = re.findall(rf"\| DrQ \| 26 \| {runs} \| .*", out.read_text())
+        assert [cell.split()[0] for cell in line.split("|")[4:7]] == scores
         assert f"mean z of all runs: {mean_z} ({runs} runs of 26 tasks)" in out.read_text()
 
 

@@ -201,8 +201,8 @@ def test_runs_among_published_ones_and_what_is_missing(browser: Browser, tmp_pat
         fake_run(tmp_path / "runs", seed=seed)
     show(browser, tmp_path / "r.html", tmp_path / "runs")
     assert texts(browser, "#standing h3") == [
-        "DrQ K=2 M=2 among published runs: PlaNet tasks, area, 100k env steps",
-        "DrQ K=2 M=2 among published runs: PlaNet tasks, return at the budget, 100k env steps",
+        "DrQ K=2 M=2 among published runs of DrQ: PlaNet tasks, area, 100k env steps",
+        "DrQ K=2 M=2 among published runs of DrQ: PlaNet tasks, return at the budget, 100k env steps",
     ]
     z = (evaluations(folder)[100_000] - 356.99) / 39.58  # the eight distinct seeds
     cells = [line.split("\t") for line in texts(browser, "#standing .block:last-child .scroll:last-child tbody tr")]

@@ -126,8 +126,10 @@ def test_figure_names_its_axes_and_keeps_unfinished_runs_apart(
 def test_figure_of_runs_with_one_evaluation_shows_where_they_stand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for task in ("atari/pong", "atari/alien"):
-        fake_run(tmp_path / "runs", task, preset="atari100k", every=100_000, env={"frame_stack": 4}, capacity=None)
+    for task, seeds in {"atari/pong": (1, 2, 3), "atari/alien": (1, 2)}.items():
+        for seed in seeds:
+            settings = {"preset": "atari100k", "env": {"frame_stack": 4}, "capacity": None}
+            fake_run(tmp_path / "runs", task, seed, every=100_000, **settings)
     for file in (tmp_path / "runs").rglob("eval.csv"):
         header, _, last = file.read_text().splitlines()  # without the evaluation at step 0
         file.write_text(f"{header}\n{last}\n")
@@ -135,9 +137,12 @@ def test_figure_of_runs_with_one_evaluation_shows_where_they_stand(
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: saved.append(figure))
     report([tmp_path / "runs"], tmp_path / "r.png", format="png")
     (axis,) = saved[0].axes
-    alien = evaluations(next((tmp_path / "runs").glob("atari-alien*")), "agent_step")[100_000]
-    assert axis.lines[0].get_xdata() == pytest.approx([(alien - 734.08) / 92.14])  # the 100 runs of DrQ
-    assert [label.get_text() for label in axis.get_yticklabels()][:2] == ["Alien", "Pong"]
+    folders = sorted((tmp_path / "runs").glob("atari-alien*"), key=lambda folder: folder.name[-1])
+    alien = [evaluations(folder, "agent_step")[100_000] for folder in folders]
+    assert axis.lines[0].get_xdata() == pytest.approx([(one - 734.08) / 92.14 for one in alien])  # the 100 runs of DrQ
+    labels = [label.get_text().partition(":")[0] for label in axis.get_yticklabels()]
+    assert labels == ["Alien", "Pong", "all runs", "seed 1, 2"]
+    assert axis.get_title().startswith("Eff. DQN+DrQ among published runs of DrQ: Atari 100k")
     assert axis.get_xlabel() == "z-score among published runs"
 
 

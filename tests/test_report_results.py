@@ -10,6 +10,7 @@ import pytest
 from drq.errors import UserError
 from drq.report import report
 from drq.report.results import RunResult, read_results
+from drq.report.standing import standing_tables
 from report_runs import evaluations, fake_run, write_table
 
 
@@ -68,6 +69,21 @@ def test_a_run_of_an_older_version_is_of_the_same_system(tmp_path: Path) -> None
     del described["config"]["agent"]["freeze_encoder"], described["config"]["env"]["render"]
     older.write_text(json.dumps(described))
     assert {run.system for run in read_results([tmp_path])[0]} == {"DrQ K=2 M=2"}
+
+
+def test_a_run_that_began_with_anothers_weights_is_another_system(tmp_path: Path) -> None:
+    fake_run(tmp_path, seed=1)
+    other = fake_run(tmp_path, seed=2) / "config.json"
+    described = json.loads(other.read_text())
+    described["config"]["init_from"] = "runs/walker"
+    other.write_text(json.dumps(described))
+    assert systems(tmp_path) == ["DrQ K=2 M=2, init from runs/walker", "DrQ K=2 M=2, init from scratch"]
+    assert standing_tables([only(other.parent)]) == []
+
+
+def test_a_name_is_one_line(tmp_path: Path) -> None:
+    fake_run(tmp_path, folder="a", label=" two\nlines ")
+    assert systems(tmp_path) == ["two lines"]
 
 
 def test_one_label_on_two_settings_does_not_merge_them(tmp_path: Path) -> None:

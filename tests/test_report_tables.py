@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from drq.report import statistics, tables
-from drq.report.benchmarks import benchmark_of, benchmarks, canonical_task, task_title
+from drq.report.benchmarks import benchmark_of, benchmarks, canonical_task, read_published, task_title
 from drq.report.results import RunResult, missing_runs, read_results
 from report_runs import evaluations, fake_run, write_table
 
@@ -49,6 +49,29 @@ def test_the_papers_table_is_the_published_curves_at_the_budget() -> None:
     assert len(planet.tasks) == 6
     assert len(benchmarks()["dreamer"].tasks) == 15
     assert len(benchmarks()["atari"].tasks) == 26
+
+
+def test_runs_of_rainbow_stand_beside_every_published_system(tmp_path: Path) -> None:
+    fake_run(tmp_path, "atari/ms_pacman", preset="strong", every=50_000)
+    (table,) = tables.score_tables(runs_of(tmp_path))
+    shown = {name: cell.mean for name, cell in zip(table.columns, table.cells[0], strict=True) if cell}
+    published = [row for row in read_published("atari100k_runs.csv") if row["game"] == "MsPacman"]
+    assert len(published) == 7
+    for row in published:
+        name = row["system"] if not row["system"].startswith("DrQ") else f"{row['system']} (100 runs)"
+        assert shown[name] == float(row["mean"])
+    assert {"Rainbow+DrQ", "Eff. DQN+DrQ (paper)", "Eff. Rainbow", "Human"} <= shown.keys()
+
+
+def test_published_systems_and_ours_never_share_a_name(tmp_path: Path) -> None:
+    fake_run(tmp_path / "a", label="CURL")
+    fake_run(tmp_path / "b", preset="state", env={"observation": "state"})
+    fake_run(tmp_path / "c", "dmc/hopper-hop", preset="state", env={"observation": "state"})
+    planet, dreamer = tables.score_tables(runs_of(tmp_path))
+    assert len(set(planet.columns)) == len(planet.columns)
+    assert {"CURL", "CURL (published)", "SAC State", "SAC State (paper)"} <= set(planet.columns)
+    shown = dict(zip(dreamer.columns, dreamer.cells[0], strict=True))
+    assert shown["SAC State (authors' SAC)"].mean == 0.8  # of Hopper Hop at 100k
 
 
 def test_a_score_is_the_last_evaluation_at_or_before_the_budget(tmp_path: Path) -> None:

@@ -21,8 +21,10 @@ DRQ_TABLE_SEEDS = {"dmc/cheetah-run": 8, "dmc/reacher-easy": 9, "dmc/walker-walk
 
 SAC_STATE = "SAC State (authors' SAC)"
 """The seeds published with the code that the paper's SAC State column rests on."""
+IN_THE_PAPER = {name: f"{name} (paper)" for name in ("DrQ", "SAC State", "Eff. DQN+DrQ", "Eff. DQN")}
+"""Columns of the paper that runs of ours may be called as well."""
 STUDY = {"DrQ(eps)": "DrQ(eps) (100 runs)", "DrQ": "DrQ (100 runs)"}
-"""Systems of the study of 100 runs a game, and their columns: the epsilons of `atari100k-eps`, and the paper's."""
+"""Of the study of 100 runs a game, with the epsilons of `atari100k-eps` and with the paper's: they come first."""
 
 
 @dataclass(frozen=True)
@@ -144,14 +146,18 @@ def _planet() -> Benchmark:
         seeds = DRQ_TABLE_SEEDS.get(task, 10) if system == "DrQ" else None
         if system == "DrQ":
             table[task, budget][curves[task].name] = curves[task].at(budget)
-        name = f"{system} (paper)" if system == "DrQ" else system
+        name = IN_THE_PAPER.get(system, system)
         table[task, budget][name] = Published(float(row["mean"]), float(row["std"]), seeds)
+    _add_sac_state(table)
+    tasks = tuple(dict.fromkeys(task for task, _ in table))
+    return Benchmark("planet", "PlaNet tasks", "env_step", (100_000, 500_000), tasks, table, curves)
+
+
+def _add_sac_state(table: dict[tuple[str, int], dict[str, Published]]) -> None:
     for row in read_published("sac_state_table.csv"):
         if (place := (row["task"], int(row["env_step"]))) in table:
             spread = float(row["std"]) if row["std"] else None
             table[place][SAC_STATE] = Published(float(row["mean"]), spread, int(row["seeds"]))
-    tasks = tuple(dict.fromkeys(task for task, _ in table))
-    return Benchmark("planet", "PlaNet tasks", "env_step", (100_000, 500_000), tasks, table, curves)
 
 
 def _dreamer() -> Benchmark:
@@ -163,6 +169,7 @@ def _dreamer() -> Benchmark:
         if task in curves:
             peers = {title: Published(float(row[column])) for column, title in names.items()}
             table[task, budget] = {curves[task].name: curves[task].at(budget), **peers}
+    _add_sac_state(table)
     budgets = (100_000, 500_000, 1_000_000)
     return Benchmark("dreamer", "Dreamer tasks", "env_step", budgets, tuple(curves), table, curves)
 
@@ -173,26 +180,25 @@ def _control(exclude: tuple[str, ...]) -> Benchmark:
         if (task := canonical_task(row["task"])) not in exclude:
             score = Published(float(row["mean"]), float(row["std_ddof1"]), int(row["n_seeds"]))
             table[task, int(row["frame"])] = {row["agent"]: score}
+    _add_sac_state(table)
     tasks = tuple(dict.fromkeys(task for task, _ in table))
     budgets = tuple(sorted({budget for _, budget in table}))
     return Benchmark("control", "Other control tasks", "env_step", budgets, tasks, table)
 
 
 def _atari() -> Benchmark:
-    columns = {name: name for name in ("OT/Eff. Rainbow+CURL", "Eff. Rainbow", "OTRainbow", "SimPLe")}
-    paper = {name: f"{name} (paper)" for name in ("Eff. DQN+DrQ", "Eff. DQN")}
-    columns = paper | columns
-    study: dict[str, dict[str, Published]] = defaultdict(dict)
+    runs: dict[str, dict[str, Published]] = defaultdict(dict)
     for row in read_published("atari100k_runs.csv"):
-        if title := STUDY.get(row["system"]):
-            score = Published(float(row["mean"]), float(row["std"]), int(row["runs"]))
-            study[canonical_task(row["game"])][title] = score
+        score = Published(float(row["mean"]), float(row["std"]), int(row["runs"]))
+        runs[canonical_task(row["game"])][STUDY.get(row["system"], row["system"])] = score
+    names = ("Eff. DQN+DrQ", "Eff. DQN", "OT/Eff. Rainbow+CURL", "Eff. Rainbow", "OTRainbow", "SimPLe")
     table: dict[tuple[str, int], dict[str, Published]] = {}
     for row in read_published("paper_atari_table.csv"):
         task = canonical_task(row["game"])
         players = family_of(task).scores[split_task(task)[1]]
-        systems = {title: Published(float(row[name])) for name, title in columns.items()}
-        ours = {title: study[task][title] for title in STUDY.values()}
-        table[task, 100_000] = ours | systems | {"Human": Published(players.human), "Random": Published(players.random)}
+        study = {title: runs[task][title] for title in STUDY.values()}
+        paper = {IN_THE_PAPER.get(name, name): Published(float(row[name])) for name in names}
+        ends = {"Human": Published(players.human), "Random": Published(players.random)}
+        table[task, 100_000] = study | paper | runs[task] | ends
     tasks = tuple(task for task, _ in table)
     return Benchmark("atari", "Atari 100k", "agent_step", (100_000,), tasks, table, digits=1)

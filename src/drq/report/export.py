@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
@@ -88,7 +89,7 @@ def write_markdown(runs: Sequence[RunResult], missing: Sequence[Missing], out: P
         parts.append(f"## {table.title}\n\n" + _markdown_table(["Task", *table.columns], rows))
         parts += [f"Missing: {lacking}." for lacking in table.missing_in_words()]
         if table.benchmark.key == "atari":
-            parts.append("## Human-normalised scores\n\n" + _markdown_table(*_aggregate_texts(table)))
+            parts.append(f"## {table.title}, human-normalised\n\n" + _markdown_table(*_aggregate_texts(table)))
     for standing in standing_tables(runs):
         parts.append(f"## {standing.title}\n\n" + _markdown_table(*_standing_texts(standing)))
         parts.append("\n".join(f"- {line}" for line in _mean_lines(standing)))
@@ -147,7 +148,8 @@ def write_tex(runs: Sequence[RunResult], missing: Sequence[Missing], out: Path) 
         if table.benchmark.key == "atari":
             header, body = _aggregate_texts(table)
             escaped = [[_tex(cell) for cell in row] for row in body]
-            parts.append(_tex_table(header, escaped, "Human-normalised scores with 95% intervals."))
+            caption = f"{table.title}, human-normalised, with 95% intervals; published systems by their means alone."
+            parts.append(_tex_table(header, escaped, caption))
     for standing in standing_tables(runs):
         header, body = _standing_texts(standing)
         escaped = [[_tex(cell) for cell in row] for row in body]
@@ -210,8 +212,11 @@ def _aggregate_texts(table: ScoreTable) -> tuple[list[str], list[list[str]]]:
         return f"{estimate.value:.3f}{interval}"
 
     rows, _ = aggregates(table)
-    body = [[row.system, str(row.games), *(text(row.metrics[name]) for name in METRICS)] for row in rows]
-    return ["System", "Games", *METRICS], body
+    body = [
+        [row.system, str(row.games), str(row.runs or "means"), *(text(row.metrics[name]) for name in METRICS)]
+        for row in rows
+    ]
+    return ["System", "Games", "Runs", *METRICS], body
 
 
 def write_png(runs: Sequence[RunResult], missing: Sequence[Missing], out: Path) -> None:
@@ -239,16 +244,16 @@ def _draw_standings(figure: Figure, tables: Sequence[StandingTable], systems: Se
         for row, mean in enumerate(means, len(table.rows) + 1):
             axis.errorbar(mean.z, row, xerr=1.96 * (mean.error or 0.0), fmt="D", color=colour, markersize=6, capsize=3)
         numbers = [f"{mean.z:+.2f}" + ("" if mean.error is None else f" ± {mean.error:.2f}") for mean in means]
-        names = [f"{mean.of.partition(',')[0]}: {number}" for mean, number in zip(means, numbers, strict=True)]
+        names = [f"{mean.of.partition(', which')[0]}: {number}" for mean, number in zip(means, numbers, strict=True)]
         at = [*range(len(table.rows)), *range(len(table.rows) + 1, len(table.rows) + 1 + len(means))]
         axis.set_yticks(at, [*map(task_title, table.rows), *names], fontsize=8)
         axis.axvspan(-1, 1, color="#7b828c", alpha=0.12, linewidth=0)
         axis.axvline(0, color="#7b828c", linewidth=1, linestyle=":")
-        reach = max(3.0, *(abs(each.z) + 0.2 for runs in table.rows.values() for each in runs))
+        reach = max(3.0, *(1.05 * abs(each.z) for runs in table.rows.values() for each in runs))
         axis.set_xlim(-reach, reach)
         axis.set_ylim(at[-1] + 0.7, -0.7)
         axis.set_xlabel("z-score among published runs", fontsize=9)
-        axis.set_title(table.title, fontsize=10)
+        axis.set_title(_lines(table.title, 80), fontsize=10)
         axis.spines[["top", "right", "left"]].set_visible(False)
         axis.tick_params(axis="y", length=0)
 
@@ -282,7 +287,7 @@ def _draw_curves(figure: Figure, runs: Sequence[RunResult]) -> None:
         if published := benchmark.curves.get(task):
             parts = (published.steps, published.mean, published.std)
             handles[published.name] = _draw(axis, *parts, color="#7b828c", linestyle="--", zorder=2)
-        axis.set_title(task_title(task), fontsize=11)
+        axis.set_title(_lines(task_title(task), 40), fontsize=11)
         axis.set_xlabel(benchmark.unit, fontsize=9)
         axis.set_ylabel("return", fontsize=9)
         axis.set_xlim(0, end or 1)
@@ -293,9 +298,13 @@ def _draw_curves(figure: Figure, runs: Sequence[RunResult]) -> None:
         axis.grid(alpha=0.25)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles)), frameon=False
-    )
+    names = [_lines(name, 38) for name in handles]
+    figure.legend(handles.values(), names, loc="outside lower center", ncols=columns, frameon=False)
+
+
+def _lines(text: str, width: int) -> str:
+    """A text that would not fit into a figure, in up to three lines."""
+    return "\n".join(textwrap.wrap(text, width, max_lines=3))
 
 
 def _draw(axis: Axes, steps: Array, mean: Array, std: Array, **style: Any) -> Line2D:

@@ -20,10 +20,8 @@ SHORT = {
 }
 NAMED = ("type", "augmentation", "k", "m", "observation")
 """Settings that the first part of a name already tells."""
-OF_THE_TASK = ("action_repeat", "camera", "max_episode_steps")
-"""Settings that follow the task: they vary among runs without making another system."""
-OF_THE_MACHINE = ("device", "render")
-"""Settings that the same command has on one machine and not on another."""
+UNTOLD = ("action_repeat", "camera", "max_episode_steps", "render")
+"""Settings that follow the task, or the machine: they vary among runs without making another system."""
 
 Settings = dict[str, str]
 
@@ -46,26 +44,34 @@ def label_runs(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
 
 
 def settings_of(config: Mapping[str, Any], without: Sequence[str] = NAMED) -> Settings:
-    """Every setting of agent, environment and replay that can make another system, as text."""
+    """Every setting that can make another system, as text."""
     with contextlib.suppress(UserError):  # an agent that is not ours keeps what it says
         config = config_to_json(config_from_json(config))  # what an older version does not name has its default
-    rooms = (config.get(room) for room in ("agent", "env", "replay"))
+    named = {
+        "num_envs": config.get("num_envs", 1),
+        "init_from": config.get("init_from") or "scratch",
+        "init_replay": config.get("init_replay", False),
+    }
+    for room in ("agent", "env", "replay"):
+        named |= config.get(room, {})
     return {
         key: value if isinstance(value, str) else json.dumps(value)
-        for room in rooms
-        if isinstance(room, dict)
-        for key, value in room.items()
-        if key not in (*without, *OF_THE_TASK, *OF_THE_MACHINE)
+        for key, value in named.items()
+        if key not in (*without, *UNTOLD)
     }
 
 
+def one_line(name: str) -> str:
+    """A name that fits into a row of a table."""
+    return " ".join(name.split())
+
+
 def _label(record: Mapping[str, Any]) -> str:
-    label = record.get("label")
-    return label.strip() if isinstance(label, str) else ""
+    return one_line(record.get("label") or "")
 
 
 def _algorithm(config: Mapping[str, Any]) -> str:
-    agent, env = config["agent"], config.get("env") or {}
+    agent, env = config["agent"], config.get("env", {})
     augmentation, views = str(agent.get("augmentation", "")), (agent.get("k"), agent.get("m"))
     if without := {"dqn": "Eff. DQN", "rainbow": "Rainbow"}.get(agent["type"]):
         if augmentation == "none":

@@ -139,6 +139,7 @@ def _panels(runs: Sequence[RunResult], systems: list[Json], points: int) -> list
             groups[run.benchmark.key, run.task][run.system].append((index, run))
     panels = []
     for (key, task), members in groups.items():
+        of_state = any(run.from_state for numbered in members.values() for _, run in numbered)
         series = [
             _series(names.index(name), [one for one in numbered if (one[1].status == "finished") is finished], points)
             | {"unfinished": not finished}
@@ -154,7 +155,7 @@ def _panels(runs: Sequence[RunResult], systems: list[Json], points: int) -> list
                 "digits": found[key].digits,
                 "top": family_of(task).highest_return,
                 "series": sorted(series, key=lambda one: one["system"]),
-                "published": _published(found[key], task),
+                "published": _published(found[key], task, of_state=of_state),
                 "training": [
                     _training_games(names.index(name), index, *run.training, points)
                     for name, numbered in members.items()
@@ -183,16 +184,18 @@ def _training_games(system: int, index: int, steps: Array, returns: Array, point
     return {"system": system, "run": index, "x": _list(steps[width - 1 :][kept]), "y": _list(smooth[kept])}
 
 
-def _published(benchmark: Benchmark, task: str) -> list[Json]:
-    if curve := benchmark.curves.get(task):
-        return [_curve(curve)]
-    found = []
+def _published(benchmark: Benchmark, task: str, *, of_state: bool) -> list[Json]:
+    """The published curve, or scores at budgets where there is none; those from state beside runs of that kind."""
+    curve = benchmark.curves.get(task)
+    found = [_curve(curve)] if curve else []
+    kinds = (*(() if curve else ("DrQ", "Eff. DQN+DrQ", "BBF without SPR")), *(("SAC State",) if of_state else ()))
     for budget in benchmark.budgets:
-        for name, score in benchmark.table.get((task, budget), {}).items():
-            if name.startswith(("DrQ", "Eff. DQN+DrQ")):
-                found.append(
-                    {"name": name, "x": [budget], "mean": [score.mean], "std": [score.std], "n": [score.seeds]}
-                )
+        at = f" at {tables.short_count(budget)}" if len(benchmark.budgets) > 1 else ""
+        found += [
+            {"name": name + at, "x": [budget], "mean": [score.mean], "std": [score.std], "n": [score.seeds]}
+            for name, score in benchmark.table.get((task, budget), {}).items()
+            if name.startswith(kinds)
+        ]
     return found
 
 

@@ -18,7 +18,7 @@ from drq.envs import FAMILIES, family_of
 from drq.errors import UserError
 from drq.launch import SuiteFolder
 from drq.report.benchmarks import Benchmark, benchmark_of, canonical_task
-from drq.report.labels import label_runs
+from drq.report.labels import label_runs, one_line
 from drq.report.statistics import Array
 from drq.suites import Run
 from drq.training.folder import RunFolder, csv_rows, finite, run_folders
@@ -59,6 +59,11 @@ class RunResult:
     def ours(self) -> bool:
         """A run of this package, not a row of somebody's CSV."""
         return bool(self.record)
+
+    @property
+    def from_state(self) -> bool:
+        """Of an agent that sees the simulator's state, not images."""
+        return bool(self.config.get("env", {}).get("observation") == "state")
 
     @property
     def budget(self) -> int | None:
@@ -162,7 +167,7 @@ def _read_csv(path: Path, warnings: list[str]) -> list[RunResult]:
     scores: dict[tuple[str, str, int], dict[float, float]] = defaultdict(dict)
     for line, row in csv_rows(path, CSV_COLUMNS, warnings):
         try:
-            task, system = canonical_task((row["task"] or "").strip()), (row["system"] or "").strip()
+            task, system = canonical_task((row["task"] or "").strip()), one_line(row["system"] or "")
             if not task or not system:
                 raise ValueError("task or system is empty")
             key = (task, system, int(row["seed"] or ""))
@@ -302,10 +307,9 @@ def _mixed_drawing(runs: list[RunResult]) -> list[str]:
     """Seeds of a task that are averaged although their images were not drawn in the same way."""
     ways: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for run in runs:
-        env = run.config.get("env") or {}
-        if run.ours and family_of(run.task).has_render_setting and env.get("observation") != "state":
+        if run.ours and family_of(run.task).has_render_setting and not run.from_state:
             # Runs of earlier versions, which name none, had one way. Rays give the same pixels on either device.
-            way = str(env.get("render", "fast"))
+            way = str(run.config.get("env", {}).get("render", "fast"))
             ways[run.benchmark.title, run.system][run.task].add("ray or cuda" if way in ("ray", "cuda") else way)
     mixed = {place: {task: found for task, found in tasks.items() if len(found) > 1} for place, tasks in ways.items()}
     return [

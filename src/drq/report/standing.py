@@ -44,6 +44,7 @@ ATARI_PRESETS = {
 class Reference:
     """The published runs of a task at a budget, by one measure."""
 
+    system: str
     mean: float
     std: float
     runs: int
@@ -102,7 +103,9 @@ class StandingTable:
     def title(self) -> str:
         by = {"return": "return at the budget", "area": "area"}[self.measure]
         what = self.benchmark.title if self.benchmark.key == "atari" else f"{self.benchmark.title}, {by}"
-        return f"{self.system} among published runs: {what}, {short_count(self.budget)} {self.benchmark.unit}"
+        theirs = next(iter(self.rows.values()))[0].reference.system
+        at = f"{short_count(self.budget)} {self.benchmark.unit}"
+        return f"{self.system} among published runs of {theirs}: {what}, {at}"
 
     def means(self) -> list[Mean]:
         """Over all runs; and over those seeds alone that every task has, if some have more."""
@@ -162,14 +165,15 @@ def _return(run: RunResult, budget: int) -> float | None:
 
 
 def _has_published_settings(run: RunResult) -> bool:
-    """A run of an agent, environment and replay as its preset has them; how it was drawn or computed does not count."""
+    """A run from scratch of an agent, environment and replay as its preset has them, however drawn or computed."""
     try:
         config = resolved(config_from_json(run.config))
         published = resolved(preset_values(config.preset, config.task))
     except UserError:  # somebody's CSV, or a preset or an agent that is not ours
         return False
     env = dataclasses.replace(config.env, render=published.env.render)
-    return (config.agent, env, config.replay) == (published.agent, published.env, published.replay)
+    same = (config.agent, env, config.replay) == (published.agent, published.env, published.replay)
+    return same and config.init_from is None
 
 
 @cache
@@ -178,7 +182,7 @@ def _references() -> dict[tuple[str, str, int, Measure], Reference]:
     found: dict[tuple[str, str, int, Measure], Reference] = {}
     for row in read_published("atari100k_runs.csv"):
         if name := ATARI_PRESETS.get(row["system"]):
-            reference = Reference(float(row["mean"]), float(row["std"]), int(row["runs"]))
+            reference = Reference(row["system"], float(row["mean"]), float(row["std"]), int(row["runs"]))
             found[name, canonical_task(row["game"]), 100_000, "return"] = reference
     measures: dict[str, Measure] = {"area": "area", "last": "return"}
     seeds = {
@@ -190,6 +194,7 @@ def _references() -> dict[tuple[str, str, int, Measure], Reference]:
         for column, measure in measures.items():
             scores = seeds.get((row["task"], row["set"], row["budget"], column))
             mean, std = float(row[f"{column}_mean"]), float(row[f"{column}_std"])
+            reference = Reference("DrQ", mean, std, int(row["seeds"]), scores)
             for name in row["set"].split("+"):
-                found[name, row["task"], int(row["budget"]), measure] = Reference(mean, std, int(row["seeds"]), scores)
+                found[name, row["task"], int(row["budget"]), measure] = reference
     return found

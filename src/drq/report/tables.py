@@ -213,7 +213,8 @@ def _score_table(benchmark: Benchmark, budget: int | None, runs: Sequence[RunRes
         if any(ours):
             tasks.append(task)
             rows.append((*ours, *theirs))
-    return ScoreTable(benchmark, budget, (*systems, *published), len(systems), tuple(tasks), tuple(rows))
+    titles = [f"{name} (published)" if name in systems else name for name in published]
+    return ScoreTable(benchmark, budget, (*systems, *titles), len(systems), tuple(tasks), tuple(rows))
 
 
 def differences(table: ScoreTable, ours: int) -> tuple[list[list[Estimate | None]], list[Estimate | None]]:

@@ -100,6 +100,7 @@ function aggregateBlock(atari, state) {
   const chosen = chosenOf(rows.map((row) => row.system), state);
   const wins = atari.improvements.filter((one) => one.system === chosen && shown(one.against));
   return [
+    el("h3", {}, atari.title),
     el("div", { class: "charts" }, atari.metrics.map((metric) => el("figure", {},
       el("figcaption", {}, el("h3", {}, metric), el("p", {}, metric === "Optimality gap" ? "smaller is better" : "larger is better")),
       intervalChart(`${metric} of human-normalised scores`, rows.map((row) => ({ name: row.name, system: row.system, estimate: row.metrics[metric] })), {})))),
@@ -160,12 +161,13 @@ function costTable(data, state) {
   const rows = data.systems.map((system, index) => {
     const runs = data.runs.filter((run) => run.system === index && run.seconds !== null);
     const rates = runs.map((run) => run.rate).sort((a, b) => a - b);
+    const half = (rates.length - 1) / 2;
     const total = runs.reduce((sum, run) => sum + run.seconds, 0);
     const finished = data.runs.filter((run) => run.system === index && run.status === "finished").length;
     const all = data.runs.filter((run) => run.system === index).length;
     return state.systems.has(index) && system.ours
       ? [[swatch(index), system.name], `${finished} of ${all}`, duration(runs.length ? total : null), duration(runs.length ? total / runs.length : null),
-        rates.length ? number(rates[Math.floor(rates.length / 2)], 0) : "–"] : null;
+        rates.length ? number((rates[Math.floor(half)] + rates[Math.ceil(half)]) / 2, 0) : "–"] : null;
   }).filter(Boolean);
   return rows.length ? plainTable("Cost of each system", ["System", "Finished", "Machine time", "Mean a run", "Median steps/s"], rows) : null;
 }
