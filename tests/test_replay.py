@@ -221,20 +221,24 @@ def test_only_a_terminal_state_stops_the_bootstrap(steps_before: int) -> None:
 
 
 def test_an_abandoned_episode_ends_as_at_a_time_limit() -> None:
-    """Begun again in the middle: no return reaches from one episode into the next."""
+    """Begun again in the middle: no return reaches from one episode into the next, nor after another resume."""
     spec = replace(SPEC, frame_shape=(1, 1, 1))
     frames = [np.full((1, 1, 1), number, dtype=np.uint8) for number in range(10)]
     replay = Replay(spec, 20, n_step=3, discount=0.5)
     replay.begin(frames[0])
     replay.add(np.zeros(2, np.float32), 1.0, 1.0, False, frames[1])
     replay.add(np.zeros(2, np.float32), 1.0, 1.0, False, frames[2])
+    before = replay.marks(), replay.written_since([(0, 0)])
     replay.begin(frames[5])
     for number in (6, 7, 8):
         replay.add(np.zeros(2, np.float32), 100.0, 1.0, False, frames[number])
-    batch = all_kept(replay)
-    assert batch.reward.tolist() == [1.5, 1.0, 175.0]
-    assert batch.discount.tolist() == [0.25, 0.5, 0.125]
-    assert batch.next_obs.tensor()[:, -1, 0, 0].tolist() == [2, 2, 8]
+    restored = Replay(spec, 20, n_step=3, discount=0.5)
+    restored.restore([before, (replay.marks(), replay.written_since(before[0]))], replay.counters())
+    for each in (replay, restored):
+        batch = all_kept(each)
+        assert batch.reward.tolist() == [1.5, 1.0, 175.0]
+        assert batch.discount.tolist() == [0.25, 0.5, 0.125]
+        assert batch.next_obs.tensor()[:, -1, 0, 0].tolist() == [2, 2, 8]
 
 
 def test_discrete_actions_and_state_vectors() -> None:
@@ -398,7 +402,8 @@ class Saved:
         part = replay.written_since(marks)
         for number, (stream, (transitions, frames)) in enumerate(zip(replay.streams, marks, strict=True)):
             end = f".{number}" if number else ""
-            assert len(part[f"rows{end}"]) == min(stream.transitions_added - transitions, replay.stream_capacity)
+            added = stream.transitions_added - max(transitions - 1, 0)
+            assert len(part[f"rows{end}"]) == min(added, replay.stream_capacity)
             assert len(part[f"frames{end}"]) == min(stream.frames_added - frames, replay.stream_frames)
         self.parts.append((replay.marks(), part))
         before = len(self.parts)

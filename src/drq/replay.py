@@ -357,11 +357,12 @@ class Replay:
         )
 
     def written_since(self, marks: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
-        """Copies of transitions and frames added after these marks that are still in the rings, on its device."""
+        """Copies of transitions and frames added after these marks that are still in the rings, on its device; and of
+        the transition before, whose episode may have been abandoned since."""
         parts: dict[str, Tensor] = {}
         for number, (stream, (transitions, frames)) in enumerate(zip(self.streams, marks, strict=True)):
             last_row, last_frame = stream.mark
-            rows = np.arange(max(transitions, last_row - self.stream_capacity), last_row)
+            rows = np.arange(max(transitions - 1, last_row - self.stream_capacity, 0), last_row)
             kept = np.arange(max(frames, last_frame - self.stream_frames), last_frame)
             suffix = stream_suffix(number)
             for name, slots in self._slots(number, rows, kept).items():
