@@ -154,7 +154,7 @@ class DQNConfig(DiscreteConfig):
     hidden_dim: int = 512
     """Hidden units of the head."""
     shared_hidden: bool = False
-    """One hidden layer for both streams of the dueling head instead of one each (docs/fidelity.md)."""
+    """One hidden layer for both streams of the dueling head instead of one each (docs/atari.md)."""
     loss: Literal["huber", "squared"] = "huber"
     """Residual of the temporal-difference error; Huber's delta is 1."""
     seed_steps: int = 1600
@@ -340,8 +340,8 @@ def check(config: TrainConfig) -> None:
     """Refuses numbers that no run can work with, naming the flag."""
     agent = config.agent
     limits = _LIMITS | {
-        "replay.capacity": (2 * config.num_envs, 10**9),
         # An update needs one transition to learn from, whose return of n steps is complete.
+        "replay.capacity": (max(agent.n_step, 2) * config.num_envs, 10**9),
         "agent.seed_steps": (max(agent.n_step, 1) * config.num_envs, 10**12),
     }
     for name, (least, most) in limits.items():
