@@ -65,6 +65,7 @@ class Faulty(gymnasium.Env[Any, Any]):
 
     def seen(self) -> Any:
         image = np.full((16, 16, 3), 7 if self.fault == "still" else self.level + self.steps, np.uint8)
+        image[..., 0] = 9  # no grey
         if self.fault not in ("still", "blank"):
             image[:4] = 255
         return image.astype(np.float64) if self.fault == "dtype" else image
@@ -72,7 +73,7 @@ class Faulty(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         self.steps += 1
         self.steps += 1 // 0 if self.fault == "raises" else 0
-        reward: Any = {"nan": float("nan"), "vector": np.zeros(2)}.get(self.fault, 1.0)
+        reward: Any = {"nan": float("nan"), "vector": np.zeros(2), "none": None}.get(self.fault, 1.0)
         done: Any = self.steps >= 8 and self.fault != "endless"
         return self.seen(), reward, 1 if self.fault == "bool" and done else done, False, {}
 
@@ -93,6 +94,7 @@ def faulty() -> Iterator[Any]:
         ("dtype", "reset() gives an observation of float64 and observation_space says uint8: return .astype(uint8)."),
         ("nan", "step() gives a reward of nan: return finite numbers."),
         ("vector", "step() gives a reward of ndarray: return a float."),
+        ("none", "step() gives a reward of NoneType: return a float."),
         ("bool", "step() gives terminated as int: return True or False."),
         ("unseeded", "The same seed and actions gave another episode (the first frame differed)"),
         ("endless", "No episode ended in 30 agent steps and there is no time limit: set --env.max-episode-steps"),
@@ -111,7 +113,8 @@ def test_each_fault_has_its_sentence(
     assert all(each.startswith("fault: ") for each in faults)
 
 
-def test_a_task_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_that_is_not_there_and_no_steps_at_all(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, faults = check(capsys, "gym/NoSuch-v0")
     assert code == 1
     assert "There is no task 'gym/NoSuch-v0'" in faults[0]
+    assert check(capsys, "toy/reach", "--steps", "0")[2] == ["fault: --steps is 0: set it to 1 or more."]

@@ -40,6 +40,8 @@ class CheckArguments:
 
 def check_environment(options: CheckArguments) -> list[str]:
     """Prints what is found; gives one sentence for each fault."""
+    if options.steps < 1:
+        return [f"--steps is {options.steps}: set it to 1 or more."]
     try:
         task = envs.check_task(options.task, options.imports)
         repeat = options.env.action_repeat or family_of(task).action_repeat
@@ -127,7 +129,7 @@ def _faults(spec: EnvSpec, played: Recording, steps: int) -> Iterator[str]:
         )
     if (frames == frames[0]).all():
         yield f"What the agent sees did not change in {steps} agent steps: show what its actions do."
-    elif spec.pixels and (frames == frames[:, :1, :1, :1]).all():
+    elif spec.pixels and (frames == frames[:, :, :1, :1]).all():
         yield "Pictures are of one colour all over: draw the scene before the frame is taken."
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from drq.envs.gym import construct
 
 def faults(identity: str, config: EnvConfig, env_steps: int) -> Iterator[str]:
     """One sentence for each thing that Gymnasium's interface asks for and the environment does not do."""
-    env = construct(identity, config)
     said: set[str] = set()
 
     def new(sentences: Iterator[str]) -> Iterator[str]:
@@ -24,23 +23,23 @@ def faults(identity: str, config: EnvConfig, env_steps: int) -> Iterator[str]:
                 said.add(sentence)
                 yield sentence
 
-    env.action_space.seed(0)
-    answer: Any = env.reset(seed=0)
-    if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
-        yield f"reset() returns {type(answer).__name__}: return (observation, info)."
-        return
-    yield from new(_observation(env.observation_space, answer[0], "reset()"))
-    for _ in range(env_steps):
-        answer = env.step(env.action_space.sample())
-        if not (isinstance(answer, tuple) and len(answer) == 5):
-            yield "step() returns no five values: return (observation, reward, terminated, truncated, info)."
+    with closing(construct(identity, config)) as env:
+        env.action_space.seed(0)
+        answer: Any = env.reset(seed=0)
+        if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
+            yield f"reset() returns {type(answer).__name__}: return (observation, info)."
             return
-        observation, reward, terminated, truncated, info = answer
-        yield from new(_observation(env.observation_space, observation, "step()"))
-        yield from new(_rest(reward, terminated, truncated, info))
-        if terminated or truncated:
-            env.reset()
-    env.close()
+        yield from new(_observation(env.observation_space, answer[0], "reset()"))
+        for _ in range(env_steps):
+            answer = env.step(env.action_space.sample())
+            if not (isinstance(answer, tuple) and len(answer) == 5):
+                yield "step() returns no five values: return (observation, reward, terminated, truncated, info)."
+                return
+            observation, reward, terminated, truncated, info = answer
+            yield from new(_observation(env.observation_space, observation, "step()"))
+            yield from new(_rest(reward, terminated, truncated, info))
+            if terminated or truncated:
+                env.reset()
 
 
 def _observation(space: spaces.Space[Any], observation: Any, where: str, name: str = "") -> Iterator[str]:
@@ -70,7 +69,7 @@ def _observation(space: spaces.Space[Any], observation: Any, where: str, name: s
 
 
 def _rest(reward: Any, terminated: Any, truncated: Any, info: Any) -> Iterator[str]:
-    if not isinstance(reward, numbers.Real | np.number) and np.ndim(reward) != 0:
+    if np.ndim(reward) != 0 or np.asarray(reward).dtype.kind not in "biuf":
         yield f"step() gives a reward of {type(reward).__name__}: return a float."
     elif not np.isfinite(float(reward)):
         yield f"step() gives a reward of {float(reward)}: return finite numbers."
