@@ -181,6 +181,14 @@ def test_actions_are_rescaled_to_the_environments_range(registered: Any) -> None
     assert all(action.dtype == np.float32 and action in BOX for action in inner(env).actions)
 
 
+def test_whole_numbered_actions_are_the_nearest(registered: Any) -> None:
+    env = make(registered(action_space=spaces.Box(-1, 2, (1,), np.int32)), STATE, 1)
+    env.reset(0)
+    for action in np.linspace(-1, 1, 10, dtype=np.float32):
+        env.step(action[None])
+    assert np.array_equal(np.ravel(inner(env).actions), [-1, -1, 0, 0, 0, 1, 1, 1, 2, 2])
+
+
 def test_actions_of_any_shape_are_one_vector_to_the_agent(registered: Any) -> None:
     env = make(registered(action_space=spaces.Box(-1, 1, (2, 3), np.float32)), STATE, 1)
     assert env.spec.action_size == 6
@@ -212,16 +220,26 @@ def test_discrete_actions_count_from_the_environments_own_start(registered: Any)
     ],
 )
 def test_spaces_no_agent_can_use_are_refused_with_the_remedy(
-    registered: Any, kwargs: dict[str, Any], config: EnvConfig, remedy: str
+    registered: Any, kwargs: dict[str, Any], config: EnvConfig, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    closed: list[object] = []
+    monkeypatch.setattr(Sample, "close", lambda env: closed.append(env))
     with pytest.raises(UserError, match=remedy):
         make(registered(**kwargs), config, 1)
+    assert len(closed) == 1
 
 
 def test_observations_that_are_not_what_was_promised_are_refused(registered: Any) -> None:
     env = make(registered(lies=True), STATE, 1)
     with pytest.raises(UserError, match=r"of shape \(2,\) in env step 0 .* promised float32 of shape \(3,\)"):
         env.reset(0)
+
+
+def test_an_info_that_is_no_dict_tells_nothing(registered: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    env, step = make(registered(terminate_at=1), STATE, 1), Sample.step
+    monkeypatch.setattr(Sample, "step", lambda self, action: (*step(self, action)[:4], ["won"]))
+    env.reset(0)
+    assert env.step(np.zeros(2, np.float32)).info is None
 
 
 def test_a_video_of_what_cannot_be_drawn_is_refused(registered: Any) -> None:

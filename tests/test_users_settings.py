@@ -174,6 +174,10 @@ def test_an_image_in_a_dict(showing: Any) -> None:
     env = make(task, EnvConfig(image_size=20, image_key="eye"), 1)
     assert np.array_equal(env.reset(0), env._simulator._env.unwrapped.shown["eye"].transpose(2, 0, 1))  # type: ignore[attr-defined]
     assert env.spec.sees == "the observation 'eye', 20x20x3"
+    other = spaces.Dict(eye=spaces.Box(0, 255, (9, 20, 3), np.uint8))
+    env._simulator._env.unwrapped.observation_space = other  # type: ignore[attr-defined]
+    with pytest.raises(drq.UserError, match=r"of shape \(9, 20, 3\) in env step 0 .* promised uint8"):
+        env.reset(0)
     assert isinstance(configure(task, {"env.image_key": "eye"}).agent, SACConfig)
 
 

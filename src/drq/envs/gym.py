@@ -87,8 +87,12 @@ class _Gymnasium:
         self._env = construct(identity, config)
         self._observation: Any = None
         self._env_step = 0
-        self.actions = _Actions(self._task, self._env.action_space)
-        self.sight = Sight(self._task, self._env, config)
+        try:
+            self.actions = _Actions(self._task, self._env.action_space)
+            self.sight = Sight(self._task, self._env, config)
+        except UserError:
+            close_or_say(self._task, self._env.close)
+            raise
 
     @property
     def env_step_limit(self) -> int | None:
@@ -103,14 +107,13 @@ class _Gymnasium:
         self._env_step += 1
         observation, reward, terminated, truncated, info = self._env.step(self.actions(action))
         self._observation = self._promised(observation)
-        return EnvStep(float(reward), bool(terminated), bool(truncated), info)
+        return EnvStep(float(reward), bool(terminated), bool(truncated), info if isinstance(info, dict) else None)
 
     def _promised(self, observation: Any) -> Any:
         """The observation, if it is of the shape that its space promises; what else it is would be broadcast or cast
         in silence. Images have to be of the promised type too."""
-        space = self._env.observation_space
-        if isinstance(space, spaces.Box):
-            given = np.asarray(observation)
+        if isinstance(space := self.sight.space, spaces.Box):
+            given = self.sight.part(observation)
             if given.shape != space.shape or (space.dtype == np.uint8 != given.dtype):
                 raise UserError(
                     f"{self._task} observes {given.dtype} of shape {given.shape} in env step {self._env_step} of an "
@@ -132,7 +135,7 @@ class _Gymnasium:
             return self.sight.drawing()
         if not self.draws:
             raise UserError(f"{self._task} has no rgb_array render mode for a video: go without (--eval.no-video).")
-        image = resized(channels_last(self.sight.image(self._observation)), VIDEO_SIZE)
+        image = resized(channels_last(self.sight.part(self._observation)), VIDEO_SIZE)
         return np.broadcast_to(image, (VIDEO_SIZE, VIDEO_SIZE, 3)).copy()
 
     def close(self) -> None:
@@ -144,16 +147,19 @@ class Sight:
 
     source: Literal["state", "observation", "render"]
     frame_shape: tuple[int, ...]
+    space: spaces.Space[Any]
+    """Of the observation, or of the image in it that `image_key` names."""
     text: str
     """Which pixels those are, in words: what the run says when it begins."""
 
     def __init__(self, task: str, env: gymnasium.Env[Any, Any], config: EnvConfig) -> None:
-        self._task, self._env, self._key = task, env, config.image_key
+        self._task, self._env, self._key, self.space = task, env, None, env.observation_space
         size = config.image_size
         if config.observation == "state":
             self.source, self.frame_shape, self.text = "state", self._state_shape(), "the vector of state"
             return
-        space = self._image_space()
+        self._key = config.image_key
+        space = self.space = self._image_space()
         if (channels := image_channels(space)) is not None:
             self.source, self.frame_shape = "observation", (channels, size, size)
             height, width, _ = channels_last(np.zeros(space.shape or (), np.uint8)).shape
@@ -181,10 +187,10 @@ class Sight:
         """The frame of the environment's current state, given its observation: a new array."""
         if self.source == "state":
             return np.array(observation, dtype=np.float32)
-        return frame_of(self.drawing() if self.source == "render" else self.image(observation), self.frame_shape)
+        return frame_of(self.drawing() if self.source == "render" else self.part(observation), self.frame_shape)
 
-    def image(self, observation: Any) -> NDArray[Any]:
-        """The image in an observation."""
+    def part(self, observation: Any) -> NDArray[Any]:
+        """What an observation has of `space`."""
         return np.asarray(observation if self._key is None else observation[self._key])
 
     def drawing(self) -> NDArray[np.uint8]:
@@ -193,16 +199,16 @@ class Sight:
             picture: Any = self._env.render()
         except gymnasium.error.DependencyNotInstalled as error:
             raise UserError(_needs_package(self._task, error)) from error
-        if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.dtype != np.uint8:
+        shape, dtype = np.shape(picture), getattr(picture, "dtype", type(picture).__name__)
+        if len(shape) != 3 or 0 in shape or shape[2] not in (3, 4) or dtype != np.uint8:
             raise UserError(
-                f"{self._task} draws {type(picture).__name__} in its rgb_array render mode: "
+                f"{self._task} draws {dtype} of shape {shape} in its rgb_array render mode: "
                 "make render() return a uint8 array of height x width x 3."
             )
-        return picture[..., :3]
+        return np.asarray(picture)[..., :3]
 
     def _image_space(self) -> spaces.Space[Any]:
-        """Of the observation, or of the part of it that `image_key` names."""
-        space = self._env.observation_space
+        space = self.space
         inner = dict(space.spaces) if isinstance(space, spaces.Dict) else {}
         images = [name for name, part in inner.items() if image_channels(part) is not None]
         listed = " or ".join(map(repr, images)) or "no image at all"
@@ -217,13 +223,12 @@ class Sight:
         return space
 
     def _state_shape(self) -> tuple[int, ...]:
-        space = self._env.observation_space
-        if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+        if not isinstance(self.space, spaces.Box) or len(self.space.shape) != 1:
             raise UserError(
-                f"{self._task} has no vector of state but {space}: "
+                f"{self._task} has no vector of state but {self.space}: "
                 "drop --env.observation state, or flatten it with gymnasium.wrappers.FlattenObservation."
             )
-        return space.shape
+        return self.space.shape
 
 
 class AsTrained(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -252,7 +257,7 @@ class AsTrained(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         if isinstance(self.action_space, spaces.Box):
-            action = np.asarray(action, dtype=self.action_space.dtype)
+            action = _of_its_type(action, self.action_space)
         total = 0.0
         for _ in range(self._action_repeat):
             observation, reward, terminated, truncated, info = self.env.step(action)
@@ -296,12 +301,18 @@ class _Actions:
             return int(action) + self.start
         assert isinstance(self._space, spaces.Box)
         assert isinstance(action, np.ndarray)
-        return self._range(action).reshape(self._space.shape).astype(self._space.dtype)
+        return _of_its_type(self._range(action).reshape(self._space.shape), self._space)
+
+
+def _of_its_type(action: Any, space: spaces.Box) -> NDArray[Any]:
+    """Whole numbers are the nearest: cut off, the highest would hardly ever be taken."""
+    return np.asarray(np.rint(action) if np.issubdtype(space.dtype, np.integer) else action, dtype=space.dtype)
 
 
 def construct(identity: str, config: EnvConfig) -> gymnasium.Env[Any, Any]:
     """Makes the environment, able to draw itself if it can, with the wrappers asked for around it."""
     arguments: dict[str, Any] = {"max_episode_steps": config.max_episode_steps, **keyword_arguments(config.kwargs)}
+    wrappers = [_wrapper(reference) for reference in config.wrap]
     try:
         env = gymnasium.make(identity, **arguments)
         # Only an environment that exists tells its render modes, and the mode is fixed when it is made.
@@ -314,8 +325,8 @@ def construct(identity: str, config: EnvConfig) -> gymnasium.Env[Any, Any]:
         if config.kwargs == "{}":
             raise
         raise UserError(f"gym/{identity} does not take --env.kwargs {config.kwargs} ({error}): mend them.") from error
-    for reference in config.wrap:
-        env = _wrapper(reference)(env)
+    for wrapper in wrappers:
+        env = wrapper(env)
     return env
 
 
