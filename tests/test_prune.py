@@ -75,6 +75,23 @@ def test_pruning_asks_and_leaves_all_but_the_replay(
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == after
 
 
+def test_a_run_that_goes_on_while_somebody_thinks_about_it_is_left_alone(
+    trained: tuple[Suite, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite, out = trained[0], tmp_path / "out"
+    run = suite.runs()[0]
+    drq.train(suite.config(run, out), quiet=True)
+    opened(out, suite).close()
+
+    def asked_for_more(question: str) -> str:
+        opened(out, suite.narrowed(steps=200)).close()
+        return "y"
+
+    monkeypatch.setattr("builtins.input", asked_for_more)
+    prune(str(out))
+    assert list((out / run.folder).glob("checkpoint/replay-*"))
+
+
 def prune(*args: str) -> int:
     with pytest.raises(SystemExit) as ended:
         main(["suite", "prune", *args])

@@ -13,6 +13,7 @@ import pytest
 import drq
 import runs
 from drq.errors import UserError
+from drq.launch import launcher, rungs
 from drq.launch.launcher import SuiteRunArguments, run_suite
 from drq.launch.rungs import due, write_best
 from drq.launch.suite_folder import SuiteFolder
@@ -179,6 +180,20 @@ def test_a_search_of_which_all_fail_ends(tmp_path: Path) -> None:
     part, _ = due(suite, folder)
     assert part.steps == 100
     assert write_best(part, folder) is None
+
+
+@pytest.mark.parametrize("keep_replay", [False, True])
+def test_those_that_stop_drop_their_replay_also_when_the_command_came_later(
+    keep_replay: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = read(tmp_path, GRID.format(search="first = 450\nkeep = 4"))
+    folder, dropped = SuiteFolder(tmp_path / "out"), list[Path]()
+    finish(suite, folder.path, 450, {setting.label: [float(at)] for at, setting in enumerate(suite.settings)})
+    monkeypatch.setattr(launcher, "_run_part", lambda *_: 0)
+    monkeypatch.setattr(rungs, "replay_files", lambda checkpoint: [checkpoint])
+    monkeypatch.setattr(rungs, "drop_replay", dropped.append)
+    run_suite(SuiteRunArguments(str(tmp_path / "tune.toml"), dir=folder.path, keep_replay=keep_replay))
+    assert len(dropped) == (0 if keep_replay else 6)  # three of four settings, on two tasks
 
 
 TINY = """[common]

@@ -130,7 +130,7 @@ def _run_rungs(suite: Suite, folder: SuiteFolder, args: SuiteRunArguments, store
         part, later = due(suite, folder)
         if part.steps == steps:  # every setting has failed
             return code
-        if steps:
+        if not args.keep_replay:
             drop_losers(suite, part, folder)
         code, steps = _run_part(part, folder, args, store, later), part.steps
         if not later or code == STOPPED:

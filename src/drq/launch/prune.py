@@ -42,10 +42,10 @@ def prune_suite(args: SuitePruneArguments) -> int:
     if not args.yes and not _agreed():
         print("Nothing was removed. (--yes does not ask.)")
         return 1
-    freed = 0
+    freed, asked_for = 0, set(suite.read().runs)  # by now, and perhaps with more steps
     try:
         for run, size in found.items():
-            if suite.claim(run):  # else somebody goes on with it
+            if run in asked_for and suite.claim(run):  # else somebody goes on with it
                 drop_replay(RunFolder(suite.run_path(run)).checkpoint)
                 suite.release(run)
                 freed += size

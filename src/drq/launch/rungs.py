@@ -17,7 +17,7 @@ from drq.envs import family_of
 from drq.errors import UserError
 from drq.launch.suite_folder import SuiteFolder
 from drq.suites import Run, Suite, as_toml, ranking
-from drq.training.checkpoint import drop_replay
+from drq.training.checkpoint import drop_replay, replay_files
 from drq.training.folder import RunFolder, write_atomically
 
 
@@ -43,11 +43,12 @@ def due(suite: Suite, folder: SuiteFolder) -> tuple[Suite, int]:
 def drop_losers(suite: Suite, part: Suite, folder: SuiteFolder) -> None:
     """Drops the replays of settings that do not go on."""
     going_on = {setting.label for setting in part.settings}
-    for run in suite.runs():
-        if run.label not in going_on and folder.claim(run):
-            with suppress(OSError, UserError):  # `drq suite prune` can do it later
-                drop_replay(RunFolder(folder.run_path(run)).checkpoint)
-            folder.release(run)
+    for run in [run for run in suite.runs() if run.label not in going_on]:
+        checkpoint = RunFolder(folder.run_path(run)).checkpoint
+        with suppress(OSError, UserError):  # `drq suite prune` can do it later
+            if replay_files(checkpoint) and folder.claim(run):
+                drop_replay(checkpoint)
+        folder.release(run)
 
 
 def write_best(part: Suite, folder: SuiteFolder) -> Path | None:
