@@ -184,6 +184,7 @@ def test_several_environments_at_once_are_refused(lamp: Path) -> None:
 def test_a_batch_acts_as_each_alone(run: str, request: pytest.FixtureRequest) -> None:
     path = request.getfixturevalue(run)
     batch, alone = drq.load(path), [drq.load(path) for _ in range(3)]
+    batch.reset(np.ones(3, bool))  # there is nothing to forget yet
     for step in range(4):
         if step == 2:
             batch.reset(np.array([False, True, False]))
@@ -194,6 +195,8 @@ def test_a_batch_acts_as_each_alone(run: str, request: pytest.FixtureRequest) ->
         assert np.allclose(together, single, atol=1e-5)
     with pytest.raises(drq.UserError, match=r"call reset\(\)"):
         batch.act(frames(2, 36, 36, 3))
+    with pytest.raises(drq.UserError, match=r"reset\(\) has 2 places and act\(\) had 3 frames"):
+        batch.reset(np.ones(2, bool))
 
 
 def test_a_wrapped_environment_is_what_training_played(lamp: Path) -> None:

@@ -179,6 +179,27 @@ def test_what_is_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     )
 
 
+def test_a_start_costs_as_much_in_a_large_suite_as_in_a_small_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many runs only those are looked at that somebody has."""
+    named: list[str] = []
+    monkeypatch.setattr("drq.suites.suite.slug", lambda text: named.append(text) or text)
+
+    def names_asked_for(seeds: int) -> int:
+        suite = find_suite(write_suite(tmp_path, GOOD, seeds=seeds))
+        folder = SuiteFolder(tmp_path / str(seeds))
+        folder.open(suite)
+        jobs = [Job(run, suite.config(run, folder.path)) for run in suite.runs()]
+        launch = Launch(suite, folder, suite.runs(), jobs, FailingPool(folder.path, {}), keep_replay=True)
+        named.clear()
+        launch._next()
+        folder.close()
+        return len(named)
+
+    assert names_asked_for(2) == names_asked_for(100)
+
+
 def test_a_machine_that_cannot_keep_the_arithmetic_is_refused(run: Path, tmp_path: Path) -> None:
     suite, folder = find_suite(write_suite(tmp_path, GOOD)), SuiteFolder(tmp_path / "out")
     there = folder.run_path(suite.runs()[0])

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import types
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -63,7 +64,7 @@ def config_from_json(plain: Mapping[str, Any], agent: AgentConfig | None = None)
 def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
     """The configuration with settings changed by their dotted names (`agent.k`)."""
     by_group: dict[str, dict[str, Any]] = {group: {} for group in ("", *GROUPS)}
-    known = _types_of_settings(config)
+    known = _types_of_settings(type(config.agent))
     for name, value in changes.items():
         setting = name.replace("-", "_")
         if setting not in known:
@@ -112,11 +113,13 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _types_of_settings(config: TrainConfig) -> dict[str, Any]:
+@cache
+def _types_of_settings(agent: type[AgentConfig]) -> dict[str, Any]:
     """Every setting with its type. The agent's depend on which agent it is."""
-    settings = {name: kind for name, kind in get_type_hints(TrainConfig).items() if name not in GROUPS}
-    for group in GROUPS:
-        settings |= {f"{group}.{name}": kind for name, kind in get_type_hints(type(getattr(config, group))).items()}
+    settings = get_type_hints(TrainConfig)
+    groups = {group: settings.pop(group) for group in GROUPS} | {"agent": agent}
+    for group, kind in groups.items():
+        settings |= {f"{group}.{name}": each for name, each in get_type_hints(kind).items()}
     return settings
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Literal
@@ -65,12 +64,10 @@ class Claims:
         for name in list(self._mine):
             self.release(name)
 
-    def states(self, names: Iterable[str]) -> dict[str, State]:
-        """Who of these is free for this command to take."""
-        found = self._all()
-        states = {name: [self._state(path) for path in found.get(name, [])] for name in names}
-        order: tuple[State, ...] = ("taken", "unsure", "free")
-        return {name: min(each, key=order.index, default="free") for name, each in states.items()}
+    def states(self) -> dict[str, State]:
+        """Of all that is not free to take."""
+        states = {name: {self._state(path) for path in paths} for name, paths in self._all().items()}
+        return {name: "taken" if "taken" in each else "unsure" for name, each in states.items() if each != {"free"}}
 
     def holders(self) -> dict[str, Holder]:
         """Who has what; the certainly dead left out, and of other machines those that have been silent for long."""

@@ -184,8 +184,8 @@ def _pool(
 
 def longest_first(jobs: Sequence[Job]) -> list[Job]:
     """Seed by seed as they were, of each the longest first: so that none is left to run alone at the end."""
-    seeds = list(dict.fromkeys(job.run.seed for job in jobs))
-    return sorted(jobs, key=lambda job: (seeds.index(job.run.seed), -Schedule(job.config).agent_steps))
+    places = {seed: place for place, seed in enumerate(dict.fromkeys(job.run.seed for job in jobs))}
+    return sorted(jobs, key=lambda job: (places[job.run.seed], -Schedule(job.config).agent_steps))
 
 
 class Launch:
@@ -212,6 +212,7 @@ class Launch:
         self.statuses = {run: _without_failure(read_status(folder, run)) for run in runs}
         self.failed_before = {job.run: self._failed_at(job.run) for job in left}
         self.jobs = {job.run: job for job in left}
+        self.by_folder = {str(job.run.folder): job.run for job in left}
         self.failures: Counter[Run] = Counter()
         self.interrupts = 0
         self.others: dict[Run, ClaimState] = {}
@@ -269,8 +270,9 @@ class Launch:
         """The first of the runs left that no other command has, or has ended since; it is this command's now."""
         if not self.left or time.monotonic() < self.look_at:
             return None
-        claims = self.folder.claims(job.run for job in self.left)
-        self.others = {run: state for run, state in claims.items() if state != "free"}
+        mine = {str(run.folder) for run in self.pool.running}
+        claimed = {name: state for name, state in self.folder.claimed().items() if name not in mine}
+        self.others = {self.by_folder[name]: state for name, state in claimed.items() if name in self.by_folder}
         for job in list(self.left):
             if job.run in self.others or self._ended_elsewhere(job) or not self.folder.claim(job.run):
                 continue

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,9 +105,10 @@ class SuiteFolder:
                 f"(preset {asked.preset}): choose another --dir."
             )
         for label in held.settings.keys() & asked.settings.keys():
+            if held.settings[label] == asked.settings[label]:
+                continue
             # Where no run got as far as to begin, the setting was perhaps the mistake, and is mended now.
-            begun = any(RunFolder(self.run_path(run)).config_file.exists() for run in held.runs if run.label == label)
-            if begun and held.settings[label] != asked.settings[label]:
+            if any(RunFolder(self.run_path(run)).config_file.exists() for run in held.runs if run.label == label):
                 raise UserError(
                     f"{self.path} holds {held.name!r} with other values for {label!r} ({held.settings[label]} there, "
                     f"{asked.settings[label]} now): choose another --dir, or another label."
@@ -169,10 +169,9 @@ class SuiteFolder:
     def release(self, run: Run) -> None:
         self._claims.release(_name(run))
 
-    def claims(self, runs: Iterable[Run]) -> dict[Run, State]:
-        """Whether other commands work on these."""
-        by_name = {_name(run): run for run in runs}
-        return {by_name[name]: state for name, state in self._claims.states(by_name).items()}
+    def claimed(self) -> dict[str, State]:
+        """The folders of runs that are not free for anybody to take."""
+        return {name.replace("+", "/"): state for name, state in self._claims.states().items()}
 
     def under_way(self) -> dict[str, Holder]:
         """The folders of runs that are under way now, and the command that has each."""

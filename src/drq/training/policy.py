@@ -69,7 +69,9 @@ class TrainedPolicy:
         """Forgets the frames of the last episode; of a batch, in those places that `which` marks (unset: in all)."""
         if which is None:
             self._stacks = []
-        else:
+        elif self._stacks:  # else all begin
+            if len(which) != len(self._stacks):
+                raise UserError(f"reset() has {len(which)} places and act() had {len(self._stacks)} frames: mark each.")
             self._begins |= np.asarray(which, dtype=bool)
 
     def act(self, observation: Any) -> Any:
