@@ -19,6 +19,8 @@ import json, pathlib
 
 class Run:
     def __init__(self, **settings):
+        if settings["project"] == "refused":
+            raise RuntimeError("api_key not configured (no-tty)\\ncall wandb.login()")
         self.file = pathlib.Path(settings["dir"]) / "wandb.jsonl"
         kept = ("project", "entity", "group", "tags", "mode", "id", "resume")
         self.write({"init": {key: settings[key] for key in kept}})
@@ -80,6 +82,12 @@ def test_weights_and_biases_are_told_where_the_run_belongs(tmp_path: Path, monke
         **{"resume": "allow", "id": first["id"]},
     }
     assert not [file for file in folder.rglob("*") if file.is_file() and b"secret-key" in file.read_bytes()]
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_weights_and_biases_without_a_key_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(drq.UserError, match=r"did not begin \(api_key not configured \(no-tty\)\): `wandb login`"):
+        drq.train(small(tmp_path / "run", wandb=True, wandb_project="refused"), quiet=True)
 
 
 def test_tensorboard_gets_what_the_csvs_get(tmp_path: Path) -> None:

@@ -60,7 +60,8 @@ def error_of(code: int, log: Path) -> str:
     """The last lines of a run that failed, and what its exit code adds to them."""
     if code == 0:
         return ""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-ERROR_LINES:]
+    said = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    lines = said.splitlines()[-ERROR_LINES:]
     if code == -signal.SIGKILL:
         lines.append("The run was killed, as the system does when memory runs out: try a smaller --jobs.")
     elif code < 0:

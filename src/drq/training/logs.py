@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from drq.errors import UserError, install_command
+from drq.errors import UserError, install_command, reason
 from drq.training.folder import INFO, RunFolder, unwritable, write_atomically
 
 
@@ -171,4 +171,10 @@ def _wandb(folder: RunFolder, config: dict[str, Any]) -> Any:
     name = f"{config['task']} {config['preset']} {config['seed']}"
     about = {key.removeprefix("wandb_"): value for key, value in config.items() if key.startswith("wandb_")}
     mode = "offline" if about.pop("offline") else None  # None: as WANDB_MODE says, or online
-    return wandb.init(**about, mode=mode, dir=str(folder.path), id=identity, name=name, resume="allow", config=config)
+    where = {"dir": str(folder.path), "id": identity, "name": name, "resume": "allow"}
+    try:
+        return wandb.init(**about, **where, mode=mode, config=config)
+    except Exception as error:  # no key, no network, no such project: errors of its own
+        raise UserError(
+            f"Weights & Biases did not begin ({reason(error)}): `wandb login`, --wandb-offline, or leave --wandb out."
+        ) from error
