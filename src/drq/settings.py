@@ -64,7 +64,8 @@ def config_from_json(plain: Mapping[str, Any], agent: AgentConfig | None = None)
 def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
     """The configuration with settings changed by their dotted names (`agent.k`)."""
     by_group: dict[str, dict[str, Any]] = {group: {} for group in ("", *GROUPS)}
-    known = _types_of_settings(type(config.agent))
+    agent: Any = type(config.agent)
+    known = _types_of_settings(agent)
     for name, value in changes.items():
         setting = name.replace("-", "_")
         if setting not in known:
@@ -114,7 +115,7 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 @cache
-def _types_of_settings(agent: type[AgentConfig]) -> dict[str, Any]:
+def _types_of_settings(agent: type) -> dict[str, Any]:
     """Every setting with its type. The agent's depend on which agent it is."""
     settings = get_type_hints(TrainConfig)
     groups = {group: settings.pop(group) for group in GROUPS} | {"agent": agent}
