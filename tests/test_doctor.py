@@ -240,6 +240,18 @@ def test_a_gpu_that_cannot_work_is_found_out(monkeypatch: pytest.MonkeyPatch, tm
     assert gpu == BrokenGPU("GT 710", reason)
 
 
+@pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+def test_a_gpu_that_draws_nothing_leaves_it_to_the_cpu_where_there_is_no_opengl(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gpu = GPU("Tesla T4", 16 * GB, 15 * GB, bf16=False)
+    monkeypatch.setattr("drq.machine._cuda", lambda: ("13.0", gpu, None))
+    monkeypatch.setattr(kernels, "available", lambda: False)
+    for lacking, rays in (([], None), (["libEGL.so.1"], "ray")):
+        monkeypatch.setattr("drq.envs.rendering.missing_libraries", lambda backend, lacking=lacking: lacking)
+        assert probe(tmp_path).rays == rays
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_working_gpu_is_described(tmp_path: Path) -> None:

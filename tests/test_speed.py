@@ -21,6 +21,7 @@ import tyro
 
 from drq.config import EngineConfig, EnvConfig, ReplayConfig, SACConfig
 from drq.engine import EngineSettings, FastBackend
+from drq.engine import settings as engine_settings
 from drq.errors import UserError
 from drq.launch import mps
 from drq.presets import preset
@@ -318,6 +319,10 @@ def test_on_a_gpu_each_set_is_measured_without_and_with_mps(
         "1 x atari100k at once, MPS": "its server is gone.",
     }
     assert not found.failed
+    # By itself a DQN computes in TF32 on a GPU, which the engine's line, bf16, does not say.
+    monkeypatch.setattr(engine_settings, "computes_in_bf16", lambda device: True)
+    by_itself = measure(dataclasses.replace(plan, processes=((atari, (1,)),)), EngineConfig(), gpu, ("processes",))
+    assert (by_itself.engine[:4], by_itself.processes[0].work) == ("bf16", "atari100k, tf32")
     assert sorted(set(seen)) == [0, 1, 2, 3, 4, 5]  # every one is saved when it is there
     text = table(found)
     assert "agents at once, not compiled" in text

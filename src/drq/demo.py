@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import html
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from drq.augment import parse
 from drq.config import TrainConfig
+from drq.cores import usable_cores
 from drq.envs import make
 from drq.errors import UserError
 from drq.launch import job_to_json, start_worker
@@ -85,7 +85,7 @@ def demo(arguments: DemoArguments) -> None:
 
 def _train(contestants: list[Contestant], arguments: DemoArguments) -> None:
     """Each agent in a process of its own, with its share of the cores."""
-    threads = max(1, (os.cpu_count() or 2) // len(contestants))
+    threads = max(1, usable_cores() // len(contestants))
     logs = [arguments.dir / f"{each.folder.path.name}.log" for each in contestants]
     processes = [
         start_worker(job_to_json(each.config(arguments), None), log, {"OMP_NUM_THREADS": str(threads)})

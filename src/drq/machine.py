@@ -238,12 +238,15 @@ def _cuda() -> tuple[str | None, GPU | BrokenGPU | None, str | None]:
 def _rays(gpu: GPU | BrokenGPU | None) -> Literal["cuda", "ray"] | None:
     from drq.engine import kernels
     from drq.envs.raycast import compiler
+    from drq.envs.rendering import choose_backend, missing_libraries
 
     if compiler() is None:
         return None
-    if isinstance(gpu, GPU):
-        return "cuda" if kernels.available() else None
-    return "ray"
+    if not isinstance(gpu, GPU):
+        return "ray"
+    if kernels.available():
+        return "cuda"
+    return "ray" if missing_libraries(choose_backend()) else None  # as `choose_render` of the control suite decides
 
 
 def _renderer() -> Renderer | str:

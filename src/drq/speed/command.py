@@ -109,12 +109,17 @@ def measure(
         report.host_peak_bytes = host_memory("VmHWM")
         save(report)
 
+    def title(work: Work) -> str:
+        """With its precision, where that is not the one of the engine's line: a small agent may choose another."""
+        precision = engine_for(work).precision
+        return work.name if precision == engine.precision else f"{work.name}, {precision}"
+
     def updates(work: Work) -> UpdateSpeed:
         """Presets and growth meet in some settings, which are measured once."""
         settings = work.config.agent, work.config.env, work.config.replay
         if settings not in known:
             known[settings] = measure_updates(work, engine_for(work), plan.effort)
-        return dataclasses.replace(known[settings], name=work.name)
+        return dataclasses.replace(known[settings], name=title(work))
 
     def together(work: Work, counts: tuple[int, ...], under_mps: bool) -> None:
         """All processes are there from the beginning: where the largest set does not fit, a smaller one may."""
@@ -125,7 +130,7 @@ def measure(
                 try:
                     options = work, engine_for(work), counts, plan.processes_effort
                     for found in measure_processes(*options, under_mps=under_mps):
-                        report.processes.append(found)
+                        report.processes.append(dataclasses.replace(found, work=title(work)))
                         measured.add(found.processes)
                         save(report)
                 except torch.OutOfMemoryError:
