@@ -129,7 +129,7 @@ def test_the_table_of_results_comes_out_of_its_commands(tmp_path: Path, monkeypa
         cli.main([*chain(*words), "--out", str(out)])
         (line,) = re.findall(rf"\| DrQ \| 26 \| {runs} \| .*", out.read_text())
         assert [cell.split()[0] for cell in line.split("|")[4:7]] == scores
-        assert f"mean z of all runs: {mean_z} ({runs} runs of 26 tasks)" in out.read_text()
+        assert f"Mean z of all runs: {mean_z} ({runs} runs of 26 tasks)" in out.read_text()
 
 
 def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

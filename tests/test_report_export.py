@@ -57,7 +57,7 @@ def test_markdown_tables(tmp_path: Path, runs: dict[str, list[Path]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"), [(2.25, "2.3"), (-0.05, "-0.1"), (1e38, "1e+38"), (float("inf"), "inf")]
+    ("value", "shown"), [(2.25, "2.3"), (-0.05, "-0.1"), (-0.04, "0.0"), (1e38, "1e+38"), (float("inf"), "inf")]
 )
 def test_any_score_can_be_shown(value: float, shown: str) -> None:
     assert _decimal(value, 1) == shown
@@ -98,10 +98,10 @@ def test_z_scores_and_missing_runs_are_in_every_text(tmp_path: Path, runs: dict[
     assert mean == pytest.approx(sum(z) / len(z))
     text, tex = (tmp_path / "r.md").read_text(), (tmp_path / "r.tex").read_text()
     assert "Missing: DrQ K=2 M=2, seed 3: Cheetah Run, Walker Walk." in text
-    assert f"mean z of all runs: {mean:+.2f} ±" in text
+    assert f"Mean z of all runs: {mean:+.2f} ±" in text
     assert "| Walker Walk | 526 ± 196 | 19 |" in text
     assert "Missing: DrQ K=2 M=2, seed 3: Cheetah Run, Walker Walk." in tex
-    assert rf"mean z of all runs: {mean:+.2f} $\pm$" in tex
+    assert rf"Mean z of all runs: {mean:+.2f} $\pm$" in tex
 
 
 def test_figure_names_its_axes_and_keeps_unfinished_runs_apart(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,51 +82,103 @@ def _csv_standing(table: StandingTable) -> list[list[str | int | float | None]]:
     return rows
 
 
+@dataclass(frozen=True)
+class Block:
+    """A table of the report as text, and what is said below it."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    notes: list[str]
+    code: str = ""
+
+
 def write_markdown(runs: Sequence[RunResult], missing: Sequence[Missing], out: Path) -> None:
-    """A table for each benchmark and budget, Atari's aggregate scores, where runs stand among published ones."""
+    def line(cells: list[str]) -> str:
+        return "| " + " | ".join(re.sub(r"([|\\<])", r"\\\1", cell) for cell in cells) + " |"
+
     parts = []
+    for block in _blocks(runs, missing):
+        table = [line(block.header), "|" + "---|" * len(block.header), *map(line, block.rows)]
+        parts += [f"## {block.title}", "\n".join(table), *block.notes]
+        parts += [f"```toml\n{block.code}```"] if block.code else []
+    out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def write_tex(runs: Sequence[RunResult], missing: Sequence[Missing], out: Path) -> None:
+    """The same as booktabs tables."""
+    parts = ["% needs \\usepackage{booktabs}"]
+    for block in _blocks(runs, missing):
+        header, *rows = [" & ".join(map(_tex, cells)) + r" \\" for cells in (block.header, *block.rows)]
+        lines = [
+            r"\begin{table}",
+            r"\centering\small",
+            rf"\caption{{{_tex(' '.join([f'{block.title}.', *block.notes]))}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(block.header) - 1)}}}",
+            r"\toprule",
+            header,
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+        lines += [rf"\begin{{verbatim}}{block.code}\end{{verbatim}}"] if block.code else []
+        parts.append("\n".join(lines))
+    out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _tex(text: str) -> str:
+    if re.fullmatch(r"[-+]?[\d.]+( ± [\d.]+)?", text):
+        return "$" + text.replace("±", r"\pm") + "$"
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {"–": "--", "±": r"$\pm$"}
+    return re.sub(r"[\\~^–±&%$#_{}]", lambda found: special.get(found[0], "\\" + found[0]), text)
+
+
+def _blocks(runs: Sequence[RunResult], missing: Sequence[Missing]) -> Iterator[Block]:
+    """Scores at each budget, Atari's aggregates, where runs stand among published ones, searches."""
     for table in score_tables(runs, missing):
-        rows = [[task_title(task), *cells] for task, cells in _texts(table, " ± ")]
-        parts.append(f"## {table.title}\n\n" + _markdown_table(["Task", *table.columns], rows))
-        parts += [f"Missing: {lacking}." for lacking in table.missing_in_words()]
-        if table.benchmark.key == "atari":
-            parts.append(f"## {table.title}, human-normalised\n\n" + _markdown_table(*_aggregate_texts(table)))
+        rows = [
+            [task_title(task), *("–" if cell is None else _score(cell, table.benchmark) for cell in cells)]
+            for task, cells in zip(table.tasks, table.cells, strict=True)
+        ]
+        lacking = [f"Missing: {one}." for one in table.missing_in_words()]
+        said = ["Mean and standard deviation over seeds.", *lacking]
+        yield Block(table.title, ["Task", *table.columns], rows, said)
+        if table.benchmark.key == "atari" and (found := aggregates(table)[0]):
+            rows = [
+                [one.system, str(one.games), str(one.runs or "means"), *map(_estimate, one.metrics.values())]
+                for one in found
+            ]
+            said = ["With 95% intervals; published systems by their means alone."]
+            yield Block(f"{table.title}, human-normalised", ["System", "Games", "Runs", *METRICS], rows, said)
     for standing in standing_tables(runs):
-        parts.append(f"## {standing.title}\n\n" + _markdown_table(*_standing_texts(standing)))
-        parts.append("\n".join(f"- {line}" for line in _mean_lines(standing)))
+        header = ["Task", "Published", "Runs", "Our runs", "z"]
+        yield Block(standing.title, header, _standing_rows(standing), _mean_lines(standing))
     for search in search_tables(runs):
         header = [*search.names, search.benchmark.unit, "Return", "Seeds"]
         rows = [
             [*map(str, row.values), f"{row.steps:,.0f}", _score(row.cell, search.benchmark), str(row.cell.seeds)]
             for row in search.rows
         ]
-        parts.append(f"## {search.title}: {task_title(search.task)}\n\n" + _markdown_table(header, rows))
-        parts.append(f"The best settings:\n\n```toml\n{search.best}```")
-    out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+        yield Block(f"{search.title}: {task_title(search.task)}", header, rows, ["The best settings:"], search.best)
 
 
-def _markdown_table(header: list[str], rows: list[list[str]]) -> str:
-    def line(cells: list[str]) -> str:
-        return "| " + " | ".join(re.sub(r"([|\\<])", r"\\\1", cell) for cell in cells) + " |"
-
-    return "\n".join([line(header), "|" + "---|" * len(header), *map(line, rows)])
-
-
-def _standing_texts(table: StandingTable) -> tuple[list[str], list[list[str]]]:
-    """The table of a standing: published mean and spread, each seed's score, and its z-score or rank."""
+def _standing_rows(table: StandingTable) -> list[list[str]]:
+    """Published mean and spread, each seed's score, and its z-score or rank."""
 
     def place(each: Standing) -> str:
         rank = "" if each.above is None else f" (above {each.above} of {each.reference.runs})"
         return f"{each.z:+.2f}{rank}"
 
-    body = []
+    rows = []
     for task, runs in table.rows.items():
         reference = runs[0].reference
-        published = _score(reference, table.benchmark)
         scores = ", ".join(_decimal(each.score, table.benchmark.digits) for each in runs)
-        z = ", ".join(place(each) for each in runs)
-        body.append([task_title(task), published, str(reference.runs), scores, z])
-    return ["Task", "Published", "Runs", "Our runs", "z"], body
+        published = [_score(reference, table.benchmark), str(reference.runs)]
+        rows.append([task_title(task), *published, scores, ", ".join(map(place, runs))])
+    return rows
 
 
 def _mean_lines(table: StandingTable) -> list[str]:
@@ -133,90 +186,26 @@ def _mean_lines(table: StandingTable) -> list[str]:
     for mean in table.means():
         error = "" if mean.error is None else f" ± {mean.error:.2f}"
         of = f"{mean.runs} run{'s'[: mean.runs > 1]} of {mean.tasks} task{'s'[: mean.tasks > 1]}"
-        lines.append(f"mean z of {mean.of}: {mean.z:+.2f}{error} ({of})")
+        lines.append(f"Mean z of {mean.of}: {mean.z:+.2f}{error} ({of}).")
     return lines
 
 
-def write_tex(runs: Sequence[RunResult], missing: Sequence[Missing], out: Path) -> None:
-    """The same as booktabs tables."""
-    parts = ["% needs \\usepackage{booktabs}"]
-    for table in score_tables(runs, missing):
-        rows = [[_tex(task_title(task)), *cells] for task, cells in _texts(table, r" \pm ", "$")]
-        lacking = "".join(f" Missing: {one}." for one in table.missing_in_words())
-        caption = f"{table.title}: mean and standard deviation over seeds.{lacking}"
-        parts.append(_tex_table(["Task", *table.columns], rows, caption))
-        if table.benchmark.key == "atari":
-            header, body = _aggregate_texts(table)
-            escaped = [[_tex(cell) for cell in row] for row in body]
-            caption = f"{table.title}, human-normalised, with 95% intervals; published systems by their means alone."
-            parts.append(_tex_table(header, escaped, caption))
-    for standing in standing_tables(runs):
-        header, body = _standing_texts(standing)
-        escaped = [[_tex(cell) for cell in row] for row in body]
-        parts.append(_tex_table(header, escaped, f"{standing.title}; {'; '.join(_mean_lines(standing))}."))
-    out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-
-
-def _tex(text: str) -> str:
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    special |= {"–": "--", "±": r"$\pm$"}
-    return re.sub(r"[\\~^–±&%$#_{}]", lambda found: special.get(found[0], "\\" + found[0]), text)
-
-
-def _tex_table(header: list[str], rows: list[list[str]], caption: str) -> str:
-    lines = [" & ".join(cells) + r" \\" for cells in ([_tex(cell) for cell in header], *rows)]
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering\small",
-            rf"\caption{{{_tex(caption)}}}",
-            rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
-            r"\toprule",
-            lines[0],
-            r"\midrule",
-            *lines[1:],
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-        ]
-    )
-
-
-def _texts(table: ScoreTable, plus_minus: str, maths: str = "") -> list[tuple[str, list[str]]]:
-    """Cells of a table as text: "868 ± 10"."""
-
-    def text(cell: Cell | None) -> str:
-        if cell is None:
-            return "–" if not maths else "--"
-        return f"{maths}{_score(cell, table.benchmark, plus_minus)}{maths}"
-
-    rows = zip(table.tasks, table.cells, strict=True)
-    return [(task, [text(cell) for cell in cells]) for task, cells in rows]
-
-
-def _score(score: Published | Reference, benchmark: Benchmark, plus_minus: str = " ± ") -> str:
-    spread = "" if score.std is None else plus_minus + _decimal(score.std, benchmark.digits)
+def _score(score: Published | Reference, benchmark: Benchmark) -> str:
+    """As in "868 ± 10"."""
+    spread = "" if score.std is None else f" ± {_decimal(score.std, benchmark.digits)}"
     return _decimal(score.mean, benchmark.digits) + spread
 
 
+def _estimate(estimate: Estimate) -> str:
+    interval = "" if estimate.low is None else f" [{estimate.low:.3f}, {estimate.high:.3f}]"
+    return f"{estimate.value:.3f}{interval}"
+
+
 def _decimal(value: float, digits: int) -> str:
-    """Halves are rounded away from zero, as on the page."""
+    """Halves are rounded away from zero, as on the page, and there is no minus before a zero."""
     if not abs(value) < 1e15:  # a table has no room for its digits, and infinity has none
         return f"{value:.3g}"
-    return str(Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
-
-
-def _aggregate_texts(table: ScoreTable) -> tuple[list[str], list[list[str]]]:
-    def text(estimate: Estimate) -> str:
-        interval = "" if estimate.low is None else f" [{estimate.low:.3f}, {estimate.high:.3f}]"
-        return f"{estimate.value:.3f}{interval}"
-
-    rows, _ = aggregates(table)
-    body = [
-        [row.system, str(row.games), str(row.runs or "means"), *(text(row.metrics[name]) for name in METRICS)]
-        for row in rows
-    ]
-    return ["System", "Games", "Runs", *METRICS], body
+    return str(Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP) + 0)
 
 
 def write_png(runs: Sequence[RunResult], missing: Sequence[Missing], out: Path) -> None:
