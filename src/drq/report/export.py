@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
@@ -54,9 +55,9 @@ def write_csv(runs: Sequence[RunResult], missing: Sequence[Missing], out: Path) 
         for standing in standing_tables(runs):
             writer.writerows(_csv_standing(standing))
         for table in score_tables(runs, missing):
-            for (task, system), seeds in table.missing.items():
+            for (task, system), count in Counter((one.task, one.system) for one in table.missing).items():
                 place = [table.benchmark.key, task, table.benchmark.counts, table.budget, system]
-                writer.writerow([*place, "missing", len(seeds), *[None] * 4])
+                writer.writerow([*place, "missing", count, *[None] * 4])
             for task, cells in zip(table.tasks, table.cells, strict=True):
                 for column, (system, cell) in enumerate(zip(table.columns, cells, strict=True)):
                     if cell:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,11 +16,10 @@ import numpy as np
 
 from drq.envs import FAMILIES, family_of
 from drq.errors import UserError
-from drq.launch import SuiteFolder
+from drq.launch import SuiteFolder, SuiteRecord
 from drq.report.benchmarks import Benchmark, benchmark_of, canonical_task
 from drq.report.labels import label_runs, one_line
 from drq.report.statistics import Array
-from drq.suites import Run
 from drq.training.folder import RunFolder, csv_rows, finite, run_folders
 
 CSV_COLUMNS = ("task", "seed", "env_step", "return", "system")
@@ -70,6 +69,12 @@ class RunResult:
         """Steps the run was asked for, where it is known."""
         steps = self.config.get("steps")
         return steps if isinstance(steps, int) else None
+
+    @property
+    def suite(self) -> Path | None:
+        """The suite that it is a run of: <suite>/<task>/<setting>/seed-<n>."""
+        above = self.path.resolve().parents[2:3]
+        return above[0] if self.ours and above and (above[0] / "suite.json").exists() else None
 
     @property
     def last_step(self) -> float:
@@ -122,7 +127,11 @@ def read_results(paths: Sequence[Path]) -> tuple[list[RunResult], list[str]]:
     for table in tables:
         runs += _join(_read_csv(table, warnings), runs, table.name)
     runs = _without_duplicates(runs, warnings)
-    warnings += _unfinished(runs) + _say_missing(missing_runs(runs, paths))
+    warnings += _unfinished(runs)
+    warnings += [
+        f"{benchmark}: {system} has no run of {', '.join(sorted(tasks))} with seed {seeds}"
+        for (benchmark, system, seeds), tasks in by_seeds(missing_runs(runs, paths)).items()
+    ]
     warnings += _mixed_versions(runs) + _mixed_drawing(runs)
     return runs, warnings
 
@@ -243,53 +252,48 @@ def _unfinished(runs: list[RunResult]) -> list[str]:
 def missing_runs(runs: Sequence[RunResult], paths: Sequence[Path]) -> list[Missing]:
     """What the suites inside the given folders asked for (suite.json) and is not there. And a system with a seed on one
     task of a benchmark is expected to have it on every task it was run on."""
-    there: dict[tuple[str, str], dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
-    expected: dict[tuple[str, str], dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
-    known = {run.benchmark.key: run.benchmark for run in runs}
+    systems: dict[tuple[str, str], list[RunResult]] = defaultdict(list)
     for run in runs:
-        there[run.benchmark.key, run.system][run.task].add(run.seed)
-    for place, tasks in there.items():
-        expected[place] |= {task: set().union(*tasks.values()) for task in tasks}
+        systems[run.benchmark.key, run.system].append(run)
+    expected = [
+        (*place, task, seed)
+        for place, members in systems.items()
+        for task in dict.fromkeys(run.task for run in members)
+        for seed in sorted({run.seed for run in members})
+    ]
     roots = [path.resolve() for path in paths]
-    # a run of a suite lies in <suite>/<task>/<setting>/seed-<n>
-    settings = dict.fromkeys(
-        (run.path.resolve().parents[2], run.record.get("label"), run.benchmark.key, run.system)
-        for run in runs
-        if run.ours and len(run.path.resolve().parents) > 2
-    )
-    for suite, label, key, system in settings:
-        if any(suite.is_relative_to(root) for root in roots) and (suite / "suite.json").exists():
-            for asked in _asked_for(suite):
-                if asked.label == label:
-                    expected[key, system][canonical_task(asked.task)].add(asked.seed)
+    for suite, label, *place in dict.fromkeys(
+        (run.suite, run.record.get("label"), run.benchmark.key, run.system) for run in runs
+    ):
+        if suite and any(suite.is_relative_to(root) for root in roots) and (record := suite_record(suite)):
+            asked = (run for run in record.runs if run.label == label)
+            expected += [(place[0], place[1], canonical_task(run.task), run.seed) for run in asked]
+    there = {(run.benchmark.key, run.system, run.task, run.seed) for run in runs}
+    known = {run.benchmark.key: run.benchmark for run in runs}
     return [
         Missing(known[key], task, system, seed)
-        for (key, system), tasks in expected.items()
-        for task, seeds in tasks.items()
-        for seed in sorted(seeds - there[key, system][task])
+        for key, system, task, seed in dict.fromkeys(expected)
+        if (key, system, task, seed) not in there
     ]
 
 
-def _asked_for(suite: Path) -> tuple[Run, ...]:
+def suite_record(suite: Path) -> SuiteRecord | None:
+    """None for one that is damaged, or of another version: the runs themselves can still be read."""
     try:
-        return SuiteFolder(suite).read().runs
-    except UserError:  # damaged, or of another version: the runs themselves can still be read
-        return ()
+        return SuiteFolder(suite).read()
+    except UserError:
+        return None
 
 
-def _say_missing(missing: Sequence[Missing]) -> list[str]:
-    """A sentence for tasks that lack the same seeds."""
-    seeds: dict[tuple[str, str], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+def by_seeds(missing: Iterable[Missing]) -> dict[tuple[str, str, str], list[str]]:
+    """Benchmark, system and seeds, as text -> the tasks that lack them."""
+    seeds: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for benchmark, task, system, seed in missing:
-        seeds[benchmark.title, system][task].append(seed)
-    said: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for place, tasks in seeds.items():
-        for task, lacking in tasks.items():
-            said[(*place, ", ".join(map(str, lacking)))].append(task)
-    return [
-        f"{benchmark}: {system} has no run of {', '.join(sorted(tasks))} with seed {lacking}"
-        for (benchmark, system, lacking), tasks in said.items()
-    ]
+        seeds[benchmark.title, system, task].append(seed)
+    tasks: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for (title, system, task), lacking in seeds.items():
+        tasks[title, system, ", ".join(map(str, sorted(lacking)))].append(task)
+    return tasks
 
 
 def _mixed_versions(runs: list[RunResult]) -> list[str]:

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drq.errors import UserError
-from drq.launch import SuiteFolder, SuiteRecord
+from drq.launch import SuiteRecord
 from drq.report.benchmarks import Benchmark
-from drq.report.results import RunResult
+from drq.report.results import RunResult, suite_record
 from drq.report.tables import Cell, score_cell
 from drq.suites import as_toml, ranking
 
@@ -42,19 +41,14 @@ def search_tables(runs: Sequence[RunResult]) -> list[SearchTable]:
     """A table for each task of each search that runs belong to."""
     suites: dict[Path, list[RunResult]] = defaultdict(list)
     for run in runs:
-        path = run.path.resolve()
-        # a run of a suite lies in <suite>/<task>/<setting>/seed-<n>
-        if run.ours and len(run.steps) and len(path.parents) > 2 and (path.parents[2] / "suite.json").exists():
-            suites[path.parents[2]].append(run)
+        if len(run.steps) and (suite := run.suite):
+            suites[suite].append(run)
     tables = []
     for path, members in suites.items():
-        try:
-            record = SuiteFolder(path).read()
-        except UserError:  # damaged, or of another version: the runs themselves are in the other tables
-            continue
-        members = [run for run in members if str(run.record.get("label")) in record.settings]
-        if record.search and record.runs and members:
-            tables += _tables(record, members)
+        record = suite_record(path)
+        if record and record.search and record.runs:
+            members = [run for run in members if str(run.record.get("label")) in record.settings]
+            tables += _tables(record, members) if members else []
     return tables
 
 

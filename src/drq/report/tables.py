@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from drq.envs import family_of, split_task
 from drq.report import statistics
 from drq.report.benchmarks import Benchmark, task_title
 from drq.report.labels import NAMED, settings_of
-from drq.report.results import Missing, RunResult
+from drq.report.results import Missing, RunResult, by_seeds
 from drq.report.statistics import Array, Estimate, Published
 
 METRICS: dict[str, Callable[..., Array]] = {
@@ -49,8 +49,8 @@ class ScoreTable:
     """The first `ours` columns come from the given runs, the others are published."""
     tasks: tuple[str, ...]
     cells: tuple[tuple[Cell | None, ...], ...]
-    missing: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
-    """Task and system -> seeds of runs that are not there, or not as far as the budget though they were given it."""
+    missing: Sequence[Missing] = ()
+    """Runs that are not there, or not as far as the budget though they were given it."""
     finished: bool = True
     """Without a budget: whether its runs have finished. Those that have and have not are never in one table."""
 
@@ -62,12 +62,9 @@ class ScoreTable:
 
     def missing_in_words(self) -> list[str]:
         """`DrQ, seed 2: Alien, Amidar`: a line for the tasks that lack the same seeds."""
-        tasks: dict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
-        for (task, system), seeds in self.missing.items():
-            tasks[system, seeds].append(task_title(task))
         return [
-            f"{system}, seed {', '.join(map(str, seeds))}: {', '.join(sorted(titles))}"
-            for (system, seeds), titles in tasks.items()
+            f"{system}, seed {seeds}: {', '.join(sorted(map(task_title, tasks)))}"
+            for (_, system, seeds), tasks in by_seeds(self.missing).items()
         ]
 
 
@@ -181,22 +178,14 @@ def score_tables(runs: Sequence[RunResult], missing: Sequence[Missing] = ()) -> 
         given = {run.budget for run in members if run.budget and run.status == "finished"}
         budgets = [at for at in sorted({*benchmark.budgets, *given}) if any(run.evaluation_at(at) for run in members)]
         for budget in budgets:
-            lacking = _missing_at(budget, members, [one for one in missing if one.benchmark is benchmark])
-            tables.append(dataclasses.replace(_score_table(benchmark, budget, members), missing=lacking))
+            absent = [one for one in missing if one.benchmark is benchmark]
+            short = [run for run in members if run.budget and run.budget >= budget and not run.evaluation_at(budget)]
+            absent += [Missing(benchmark, run.task, run.system, run.seed) for run in short]
+            tables.append(dataclasses.replace(_score_table(benchmark, budget, members), missing=absent))
         rest = [run for run in members if len(run.steps) and not any(run.evaluation_at(at) for at in budgets)]
         for done, others in by_finished(rest).items():
             tables.append(dataclasses.replace(_score_table(benchmark, None, others), finished=done))
     return [table for table in tables if table.tasks]
-
-
-def _missing_at(
-    budget: int, runs: Sequence[RunResult], missing: Sequence[Missing]
-) -> dict[tuple[str, str], tuple[int, ...]]:
-    short = [run for run in runs if run.budget and run.budget >= budget and not run.evaluation_at(budget)]
-    seeds: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for place, seed in [((one.task, one.system), one.seed) for group in (missing, short) for one in group]:
-        seeds[place].append(seed)
-    return {place: tuple(sorted(numbers)) for place, numbers in seeds.items()}
 
 
 def _score_table(benchmark: Benchmark, budget: int | None, runs: Sequence[RunResult]) -> ScoreTable:
