@@ -20,7 +20,7 @@ import numpy as np
 from drq.envs import family_of
 from drq.errors import UserError
 from drq.report import tables
-from drq.report.benchmarks import Benchmark, Curve, benchmarks, read_published, sources, task_title
+from drq.report.benchmarks import Benchmark, benchmarks, read_published, sources, task_title
 from drq.report.results import Missing, RunResult
 from drq.report.searches import SearchTable, search_tables
 from drq.report.standing import StandingTable, standing_tables
@@ -47,9 +47,9 @@ def page_data(
     runs: Sequence[RunResult], warnings: Sequence[str], missing: Sequence[Missing], link: Callable[[Path], str]
 ) -> Json:
     """All that the page shows, with as many points of curves as it has room for. `link` is how it leads to a video."""
-    data = _fixed_parts(runs, warnings, missing, link)
+    data: Json = _plain(_fixed_parts(runs, warnings, missing, link))
     for points in POINTS:
-        data["panels"] = _panels(runs, data["systems"], points)
+        data["panels"] = _plain(_panels(runs, data["systems"], points))
         if len(render(data).encode()) <= LARGEST:
             return data
     raise UserError(f"{len(runs)} runs do not fit into a page of 6 MB; give fewer folders at a time.")
@@ -110,19 +110,24 @@ def _in_order(runs: Sequence[RunResult], names: list[str]) -> list[RunResult]:
 
 
 def rounded(value: float | None) -> float | int | None:
-    """Six significant digits: what a page needs, in as few characters as it takes."""
+    """Seven significant digits, a decimal of scores above 100,000 too, in as few characters as it takes."""
     if value is None or not np.isfinite(value):
         return None
-    short = float(f"{value:.6g}")
+    short = float(f"{value:.7g}")
     return int(short) if short.is_integer() else short
 
 
-def _list(values: Array) -> list[float | int | None]:
-    return [rounded(float(value)) for value in values]
-
-
-def _estimate(estimate: Estimate | None) -> list[float | int | None] | None:
-    return None if estimate is None else [rounded(number) for number in (estimate.value, estimate.low, estimate.high)]
+def _plain(value: Any) -> Any:
+    """As JSON has it: arrays and estimates as lists, numbers rounded."""
+    if isinstance(value, float):
+        return rounded(value)
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, Estimate):
+        value = [value.value, value.low, value.high]
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _panel_id(benchmark: Benchmark, task: str) -> str:
@@ -172,8 +177,8 @@ def _series(system: int, numbered: list[tuple[int, RunResult]], points: int) -> 
     theirs."""
     grid, curves = tables.common_grid([run for _, run in numbered])
     kept = np.unique(np.linspace(0, len(grid) - 1, min(points, len(grid))).round().astype(int))
-    values = {index: _list(curve[kept]) for (index, _), curve in zip(numbered, curves, strict=True)}
-    return {"system": system, "x": _list(grid[kept]), "runs": values}
+    values = {index: curve[kept] for (index, _), curve in zip(numbered, curves, strict=True)}
+    return {"system": system, "x": grid[kept], "runs": values}
 
 
 def _training_games(system: int, index: int, steps: Array, returns: Array, points: int) -> Json:
@@ -181,13 +186,15 @@ def _training_games(system: int, index: int, steps: Array, returns: Array, point
     width = min(SMOOTHED, len(returns))
     smooth = np.convolve(returns, np.ones(width) / width, mode="valid")
     kept = np.unique(np.linspace(0, len(smooth) - 1, min(points, len(smooth))).round().astype(int))
-    return {"system": system, "run": index, "x": _list(steps[width - 1 :][kept]), "y": _list(smooth[kept])}
+    return {"system": system, "run": index, "x": steps[width - 1 :][kept], "y": smooth[kept]}
 
 
 def _published(benchmark: Benchmark, task: str, *, of_state: bool) -> list[Json]:
     """The published curve, or scores at budgets where there is none; those from state beside runs of that kind."""
     curve = benchmark.curves.get(task)
-    found = [_curve(curve)] if curve else []
+    found: list[Json] = []
+    if curve:
+        found.append({"name": curve.name, "x": curve.steps, "mean": curve.mean, "std": curve.std, "n": curve.seeds})
     kinds = (*(() if curve else ("DrQ", "Eff. DQN+DrQ", "BBF without SPR")), *(("SAC State",) if of_state else ()))
     for budget in benchmark.budgets:
         at = f" at {tables.short_count(budget)}" if len(benchmark.budgets) > 1 else ""
@@ -199,27 +206,19 @@ def _published(benchmark: Benchmark, task: str, *, of_state: bool) -> list[Json]
     return found
 
 
-def _curve(curve: Curve) -> Json:
-    columns = {"x": curve.steps, "mean": curve.mean, "std": curve.std, "n": curve.seeds}
-    return {"name": curve.name, **{name: _list(values) for name, values in columns.items()}}
-
-
 def _cell(cell: tables.Cell | None) -> Json | None:
     if cell is None:
         return None
     steps = [tables.short_count(at) for at in cell.steps] if cell.steps else []
     read = " to ".join(dict.fromkeys(steps))
-    return {"mean": rounded(cell.mean), "std": rounded(cell.std), "n": cell.seeds, "at": read}
+    return {"mean": cell.mean, "std": cell.std, "n": cell.seeds, "at": read}
 
 
 def _table(table: tables.ScoreTable, names: list[str]) -> Json:
     compared = {}
     for index in range(table.ours):
         by_task, overall = tables.differences(table, index)
-        compared[names.index(table.columns[index])] = {
-            "tasks": [[_estimate(one) for one in row] for row in by_task],
-            "overall": [_estimate(one) for one in overall],
-        }
+        compared[names.index(table.columns[index])] = {"tasks": by_task, "overall": overall}
     return {
         "title": table.title,
         "unit": table.benchmark.unit,
@@ -249,16 +248,12 @@ def _standing(table: StandingTable, names: list[str]) -> Json:
                 "title": task_title(task),
                 "published": [runs[0].reference.mean, runs[0].reference.std, runs[0].reference.runs],
                 "runs": [
-                    {"seed": each.run.seed, "score": rounded(each.score), "z": rounded(each.z), "above": each.above}
-                    for each in runs
+                    {"seed": each.run.seed, "score": each.score, "z": each.z, "above": each.above} for each in runs
                 ],
             }
             for task, runs in table.rows.items()
         ],
-        "means": [
-            {"of": mean.of, "runs": mean.runs, "tasks": mean.tasks, "z": rounded(mean.z), "error": rounded(mean.error)}
-            for mean in table.means()
-        ],
+        "means": [vars(mean) for mean in table.means()],
     }
 
 
@@ -274,7 +269,7 @@ def _aggregates(table: tables.ScoreTable, names: list[str]) -> Json:
                 "system": number.get(row.system),
                 "games": row.games,
                 "runs": row.runs,
-                "metrics": {metric: _estimate(estimate) for metric, estimate in row.metrics.items()},
+                "metrics": row.metrics,
             }
             for row in rows
         ],
@@ -284,7 +279,7 @@ def _aggregates(table: tables.ScoreTable, names: list[str]) -> Json:
                 "other": one.other,
                 "against": number.get(one.other),
                 "games": one.games,
-                "probability": _estimate(one.probability),
+                "probability": one.probability,
             }
             for one in improvements
         ],
@@ -322,7 +317,7 @@ def _search(table: SearchTable) -> Json:
         "unit": table.benchmark.unit,
         "digits": table.benchmark.digits,
         "names": table.names,
-        "rows": [{"values": row.values, "steps": rounded(row.steps), "cell": _cell(row.cell)} for row in table.rows],
+        "rows": [{"values": row.values, "steps": row.steps, "cell": _cell(row.cell)} for row in table.rows],
         "best": table.best,
     }
 
@@ -342,13 +337,13 @@ def _run(run: RunResult, names: list[str], configs: dict[str, int], link: Callab
         "seed": run.seed,
         "status": run.status if len(run.steps) else "no evaluation" if run.status != "failed" else "failed",
         "error": run.error,
-        "step": rounded(run.last_step),
+        "step": run.last_step,
         "budget": run.budget,
         "unit": run.benchmark.unit,
         "digits": run.benchmark.digits,
-        "last": rounded(float(run.returns[-1])) if len(run.returns) else None,
-        "seconds": rounded(run.seconds),
-        "rate": rounded(rate),
+        "last": float(run.returns[-1]) if len(run.returns) else None,
+        "seconds": run.seconds,
+        "rate": rate,
         "folder": str(run.path),
         "config": configs.setdefault(_config_text(run.record), len(configs)) if run.ours else None,
         "videos": [[video.name, link(video)] for video in run.videos],
