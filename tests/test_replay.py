@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -308,25 +307,13 @@ def test_a_capacity_that_streams_do_not_divide_is_rounded_down() -> None:
 # Frames that are tensors already.
 
 
-def as_tensor(replay: Replay, stream: int, frame: np.ndarray) -> Tensor:
-    return torch.from_numpy(frame)
-
-
-def drawn_in_place(replay: Replay, stream: int, frame: np.ndarray) -> Tensor:
-    there = replay.next_frame(stream)
-    there.copy_(torch.from_numpy(frame))
-    return there
-
-
-@pytest.mark.parametrize("given_as", [as_tensor, drawn_in_place])
-def test_frames_may_be_tensors(given_as: Callable[[Replay, int, np.ndarray], Tensor]) -> None:
+def test_frames_may_be_tensors() -> None:
     class Given(OneStream):
         def begin(self, frame: np.ndarray) -> None:
-            self.replay.begin(given_as(self.replay, self.stream, frame), self.stream)
+            self.replay.begin(torch.from_numpy(frame), self.stream)
 
         def add(self, action: np.ndarray, reward: float, discount: float, done: bool, frame: np.ndarray) -> None:
-            given = given_as(self.replay, self.stream, frame)
-            self.replay.add(action, reward, discount, done, given, self.stream)
+            self.replay.add(action, reward, discount, done, torch.from_numpy(frame), self.stream)
 
     replay = Replay(SPEC, 60, discount=GAMMA, streams=2)
     lists, plays = [Lists(3), Lists(3)], [Play(0, 3), Play(1, 40)]
@@ -336,17 +323,12 @@ def test_frames_may_be_tensors(given_as: Callable[[Replay, int, np.ndarray], Ten
         assert_holds(replay, *(own.kept(30, replay.stream_frames) for own in lists))
 
 
-def test_a_tensor_is_copied_unless_it_is_the_place_itself() -> None:
+def test_a_tensor_is_copied() -> None:
     replay = Replay(SPEC, 10)
     first = torch.from_numpy(picture(0))
     replay.begin(first)
     first.zero_()
     np.testing.assert_array_equal(replay.newest_observation()[-2:], picture(0))
-    place = replay.next_frame()
-    place.copy_(torch.from_numpy(picture(1)))
-    replay.add(np.zeros(2, np.float32), 0.0, 1.0, False, place)
-    np.testing.assert_array_equal(replay.newest_observation()[-2:], picture(1))
-    assert replay.next_frame().data_ptr() != place.data_ptr()
 
 
 # Sampling.

@@ -204,10 +204,6 @@ def on_the_device(replay: Replay, stream: int, frame: np.ndarray) -> torch.Tenso
     return torch.from_numpy(frame).to(replay.device)
 
 
-def drawn_in_place(replay: Replay, stream: int, frame: np.ndarray) -> torch.Tensor:
-    return replay.next_frame(stream).copy_(torch.from_numpy(frame))
-
-
 def turned(replay: Replay, stream: int, frame: np.ndarray) -> torch.Tensor:
     """In another order in memory."""
     return torch.from_numpy(np.ascontiguousarray(frame.T)).to(replay.device).permute(*range(frame.ndim)[::-1])
@@ -235,7 +231,7 @@ def now_this_now_that(replay: Replay, stream: int, frame: np.ndarray) -> Any:
 @pytest.mark.parametrize("shape", [(3, 8, 8), (1, 5, 3), (17,)], ids=str)
 @pytest.mark.parametrize(
     "given_as",
-    [on_the_device, drawn_in_place, turned, not_aligned, of_another_type, on_the_host, now_this_now_that],
+    [on_the_device, turned, not_aligned, of_another_type, on_the_host, now_this_now_that],
 )
 def test_frames_that_are_tensors(
     kernel_device: str, given_as: GivenAs, shape: tuple[int, ...], store: Store
@@ -359,7 +355,7 @@ def test_nothing_is_staged_before_the_last_write_is_done(kernel_device: str, sto
 @pytest.mark.gpu
 @pytest.mark.skipif(not kernels.available(), reason="needs a CUDA GPU with bfloat16")
 @STAGED
-@pytest.mark.parametrize("given_as", [None, on_the_device, drawn_in_place])
+@pytest.mark.parametrize("given_as", [None, on_the_device])
 @pytest.mark.parametrize("shape", [(1, 84, 84), (3, 84, 84), (17,)])
 def test_a_busy_gpu_loses_nothing(shape: tuple[int, ...], given_as: GivenAs | None, store: Store) -> None:
     """Each store has to wait for work of many milliseconds, which the host does not wait for."""

@@ -110,11 +110,6 @@ class Stream:
     def counters(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in ("transitions_added", "frames_added", "oldest", "age")}
 
-    @property
-    def mark(self) -> tuple[int, int]:
-        """Numbers after its last transition and frame."""
-        return self.transitions_added, self.frames_added
-
 
 class Replay:
     """Transitions of one run, on one device.
@@ -230,21 +225,6 @@ class Replay:
         return goes on beyond it, so that as few wait for the next steps as at the beginning of an episode."""
         return self.spec.zero_stack and discount == 0.0
 
-    def next_frame(self, stream: int = 0) -> Tensor:
-        """Where the stream's next frame will be kept: what is drawn there may be stored without a copy.
-
-        What still needs the frame that is there now is dropped.
-        """
-        own = self.streams[stream]
-        before = own.oldest
-        window = self._window(stream, own.frames_added + 1)
-        if own.oldest > before:
-            self.rings.window[stream] = torch.tensor(window, device=self.device)
-        return self.rings.frames[self._next_slot(stream)]
-
-    def _next_slot(self, stream: int) -> int:
-        return stream * self.stream_frames + self.streams[stream].frames_added % self.stream_frames
-
     def _write(
         self,
         stream: int,
@@ -253,16 +233,15 @@ class Replay:
         place: tuple[int, int] = (0, 0),
         row: NDArray[np.float32] | None = None,
     ) -> None:
-        frame_slot = self._next_slot(stream)
         own = self.streams[stream]
+        frame_slot = stream * self.stream_frames + own.frames_added % self.stream_frames
         own.frames_added += 1
-        self._store(Entry(stream, frame_slot, frame, self._window(stream, own.frames_added), slot, place, row))
+        self._store(Entry(stream, frame_slot, frame, self._window(own), slot, place, row))
 
-    def _window(self, stream: int, frames: int) -> tuple[int, int]:
-        """Place of the oldest transition and how many may be sampled, once those whose frames are overwritten by so
-        many (episodes shorter than the ring was sized for) are dropped."""
-        own = self.streams[stream]
-        oldest_frame_kept = frames - self.stream_frames
+    def _window(self, own: Stream) -> tuple[int, int]:
+        """Place of the oldest transition and how many may be sampled, once those whose frames are overwritten (by
+        episodes shorter than the ring was sized for) are dropped."""
+        oldest_frame_kept = own.frames_added - self.stream_frames
         while len(own) and own.oldest_frame[own.oldest % self.stream_capacity] < oldest_frame_kept:
             own.oldest += 1
         return own.oldest % self.stream_capacity, self._sampleable(own)
@@ -345,8 +324,8 @@ class Replay:
         return [stream.counters() for stream in self.streams]
 
     def marks(self) -> list[tuple[int, int]]:
-        """How far each stream is."""
-        return [stream.mark for stream in self.streams]
+        """How far each stream is: numbers after its last transition and frame."""
+        return [(stream.transitions_added, stream.frames_added) for stream in self.streams]
 
     def keeps(self, marks: Sequence[tuple[int, int]]) -> bool:
         """Whether anything that was written just before these marks is still in the rings."""
@@ -361,7 +340,7 @@ class Replay:
         the transition before, whose episode may have been abandoned since."""
         parts: dict[str, Tensor] = {}
         for number, (stream, (transitions, frames)) in enumerate(zip(self.streams, marks, strict=True)):
-            last_row, last_frame = stream.mark
+            last_row, last_frame = stream.transitions_added, stream.frames_added
             rows = np.arange(max(transitions - 1, last_row - self.stream_capacity, 0), last_row)
             kept = np.arange(max(frames, last_frame - self.stream_frames), last_frame)
             suffix = stream_suffix(number)
@@ -385,8 +364,7 @@ class Replay:
         for number, (stream, own) in enumerate(zip(self.streams, counters, strict=True)):
             for name, value in own.items():
                 setattr(stream, name, value)
-            window = self._window(number, stream.frames_added)
-            self.rings.window[number] = torch.tensor(window, device=self.device)
+            self.rings.window[number] = torch.tensor(self._window(stream), device=self.device)
 
     def _slots(self, stream: int, rows: NDArray[np.int64], frames: NDArray[np.int64]) -> dict[str, Tensor]:
         """Of the transitions and frames of a stream that have these numbers, by ring."""
