@@ -30,7 +30,7 @@ from drq.engine import kernels
 from drq.engine.kernels.raycast import RayFrames
 from drq.envs import make, task_names
 from drq.envs.raycast import RayCamera, SceneReader, compiler
-from drq.envs.rendering import is_software, renderer_name, shown
+from drq.envs.rendering import is_software, renderer_name
 from drq.training.seeds import random_action
 
 FRAMES = 20
@@ -77,7 +77,7 @@ def as_here(task: str, software: bool) -> Frames:
 
     def draw(model: Any, data: Any) -> Frames:
         if not eyes or eyes[-1].model is not model:
-            eyes.append(RayCamera(model, 84, camera_of(task), shown(), "mesa" if software else "nvidia"))
+            eyes.append(RayCamera(model, 84, camera_of(task), "mesa" if software else "nvidia"))
         return eyes[-1].frame(data)
 
     return replay(task, draw)
@@ -88,7 +88,7 @@ def on_gpu(task: str) -> Frames:
 
     def draw(model: Any, data: Any) -> Frames:
         if not made or made[-1][0].model is not model:
-            eye = RayCamera(model, 84, camera_of(task), shown())
+            eye = RayCamera(model, 84, camera_of(task))
             made.append((eye, RayFrames(eye.scene(data).assets, 1, "cuda")))
         eye, frames = made[-1]
         frames.put(0, eye.scene(data))
@@ -154,7 +154,7 @@ def print_against(tasks: list[str], file: str, picture: str | None) -> None:
 def is_drawable(task: str) -> bool:
     env: Any = make(task, EnvConfig(observation="state"), 2)
     env.begin(0)
-    reader = SceneReader(env.simulator.model, camera_of(task), shown())
+    reader = SceneReader(env.simulator.model, camera_of(task))
     return reader.why_undrawable(env.simulator.data) is None
 
 
@@ -195,7 +195,7 @@ def gpu_times(task: str) -> list[float]:
     env: Any = make(task, EnvConfig(observation="state"), 2)
     env.reset(0)
     simulator = env.simulator
-    eye = RayCamera(simulator.model, 84, camera_of(task), shown())
+    eye = RayCamera(simulator.model, 84, camera_of(task))
     frames = RayFrames(eye.scene(simulator.data).assets, 64, "cuda")
     for number in range(64):
         frames.put(number, eye.scene(simulator.data))

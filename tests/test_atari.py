@@ -140,7 +140,7 @@ def test_what_a_game_promises() -> None:
 @pytest.mark.parametrize(("game", "seed"), [("breakout", 0), ("freeway", 3), ("alien", 4)])
 def test_frames_scores_and_lives_of_a_plain_emulator(game: str, seed: int) -> None:
     env = make(f"atari/{game}", CONFIG, 4)
-    by_hand = ByHand(game, no_ops(seed))
+    by_hand = ByHand(game, no_ops(seed, 30))
     frame = env.reset(seed)
     assert (frame.shape, frame.dtype) == ((1, 84, 84), np.uint8)
     kept = []

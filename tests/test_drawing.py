@@ -65,7 +65,7 @@ def whole(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_stack_holds_what_the_host_would_have_drawn(kernel_device: str) -> None:
     drawn, undrawn = env_of("ray"), env_of("cuda")
-    assert undrawn.leave_undrawn()
+    assert undrawn.simulator.leave_undrawn()
     host, device = FrameStack(drawn.spec), DrawnStack(undrawn.spec, torch.device(kernel_device))
     kept: list[tuple[torch.Tensor, np.ndarray]] = []
 

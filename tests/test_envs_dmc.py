@@ -83,7 +83,7 @@ def draw_episode(env: Environment, seed: int) -> NDArray[np.uint8]:
 
 
 def physics_of(env: Any) -> Any:
-    return env._simulator._physics
+    return env.simulator._physics
 
 
 @needs_gl

@@ -9,7 +9,7 @@ from drq.config import EnvConfig
 from drq.envs import task_names
 from drq.envs.episode import SteppedEnvironment
 from drq.envs.protocol import Action, Frame
-from drq.envs.toy import TASKS, make
+from drq.envs.toy import TASKS, ToySimulator, make
 from drq.errors import UserError
 
 STATE = EnvConfig(observation="state")
@@ -23,7 +23,7 @@ def perfect_action(state: Frame) -> Action:
     return int(np.sign(ball - paddle)) + 1
 
 
-def mean_return(env: SteppedEnvironment, player: str, episodes: int) -> float:
+def mean_return(env: SteppedEnvironment[ToySimulator], player: str, episodes: int) -> float:
     rng = np.random.default_rng(0)
 
     def act(state: Frame) -> Action:

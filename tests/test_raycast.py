@@ -15,7 +15,7 @@ from drq.engine.kernels.raycast import RayFrames
 from drq.envs import make
 from drq.envs.dmc import ControlSuite
 from drq.envs.raycast import RayCamera, SceneReader, compiler, pack_assets
-from drq.envs.rendering import Camera, choose_backend, is_software, missing_libraries, renderer_name, shown
+from drq.envs.rendering import Camera, choose_backend, is_software, missing_libraries, renderer_name
 from drq.errors import UserError
 
 SIZE = 84
@@ -95,7 +95,7 @@ def opengl(model: Any, data: Any, camera: int) -> NDArray[np.uint8]:
 def test_pixels_are_those_of_opengl(task: str) -> None:
     model, data, camera = scene(task)
     software = is_software(renderer_name())
-    ours = RayCamera(model, SIZE, camera, shown(), "mesa" if software else "nvidia").draw(data)
+    ours = RayCamera(model, SIZE, camera, "mesa" if software else "nvidia").draw(data)
     difference = abs(ours.astype(int) - opengl(model, data, camera))
     assert difference.mean() <= (0.5 if software else 1.0)
     assert (difference.max(-1) > 40).mean() < 0.004
@@ -107,7 +107,7 @@ def test_a_gpu_draws_the_same(kernel_device: str, task: str, driver: Any) -> Non
     """To the last bit. The second frame is of another state, and the image's size is no multiple of a tile's."""
     model, data, camera = scene(task)
     size = 84 if driver == "nvidia" else 37
-    eye = RayCamera(model, size, camera, shown(), driver)
+    eye = RayCamera(model, size, camera, driver)
     frames = RayFrames(pack_assets(model, size, driver), 3, kernel_device)
     expected = []
     for number in range(2):
@@ -143,7 +143,7 @@ def test_an_environment_draws_without_opengl(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_picture_does_not_depend_on_those_before() -> None:
     """What a thread keeps from frame to frame (corners, the sky) belongs to one camera and one direction."""
     states = [scene(task) for task in ("walker-walk", "everything", "quadruped-fetch")]
-    eyes = [RayCamera(model, SIZE, camera, shown()) for model, _, camera in states]
+    eyes = [RayCamera(model, SIZE, camera) for model, _, camera in states]
     first = [eye.frame(data) for eye, (_, data, _) in zip(eyes, states, strict=True)]
     for _ in range(2):
         for eye, (_, data, _), frame in zip(eyes, states, first, strict=True):
@@ -187,7 +187,7 @@ def test_what_it_cannot_draw_is_known(assets: str, world: str, reason: str | Non
     model = mujoco.MjModel.from_xml_string(xml)
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
-    assert SceneReader(model, 0, shown()).why_undrawable(data) == reason
+    assert SceneReader(model, 0).why_undrawable(data) == reason
 
 
 def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

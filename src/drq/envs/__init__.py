@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, cast
+from typing import Literal
 
 from drq.config import EnvConfig, Render
-from drq.envs.families import FAMILIES, Family, KindModule, family_of, split_task
+from drq.envs.families import FAMILIES, Family, family_of, split_task
 from drq.envs.group import EnvironmentGroup, ThreadedGroup
 from drq.envs.protocol import Action, Environment, EnvSpec, Frame, Step
 from drq.envs.tasks import check_task, import_modules, letters, task_names
@@ -72,7 +72,7 @@ def action_kind(task: str, config: EnvConfig) -> Literal["continuous", "discrete
     family, name = split_task(check_task(task))
     row = FAMILIES[family]
     with _constructing(task):
-        return row.action_kind or cast(KindModule, row.load()).action_kind(name, config)
+        return row.action_kind or row.load().action_kind(name, config)
 
 
 def make_group(task: str, config: EnvConfig, action_repeat: int, count: int) -> EnvironmentGroup:
@@ -98,7 +98,8 @@ def leave_undrawn(env: Environment) -> bool:
     """Has an environment hand over scenes, which a GPU draws, instead of frames. False where it cannot."""
     from drq.envs import dmc
 
-    return isinstance(env, dmc.ControlSuiteEnvironment) and env.leave_undrawn()
+    simulator = getattr(env, "simulator", None)
+    return isinstance(simulator, dmc.ControlSuite) and simulator.leave_undrawn()
 
 
 def check_settings(config: EnvConfig, action_repeat: int) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from drq.config import EnvConfig
 from drq.envs.atari_emulator import FRAME_SKIP, SCREEN_WIDTH, Emulator, ale_py
 from drq.envs.atari_games import GAMES_26, SCORES_26
-from drq.envs.episode import limit_agent_steps, limit_env_steps
+from drq.envs.episode import checked_number, limit_agent_steps, limit_env_steps
 from drq.envs.protocol import Action, EnvSpec, Frame, Step
 from drq.envs.tasks import letters
 from drq.errors import UserError
@@ -99,13 +99,11 @@ class GameEpisode:
         self._lives = lives
         self.playing = True
 
-    def check(self, action: Action) -> None:
-        """Refuses what cannot be played now."""
+    def checked(self, action: Action) -> int:
+        """The action, if it can be played now."""
         if not self.playing:
             raise UserError(f"{self._spec.task} has no episode under way: call reset(seed) before step.")
-        size = self._spec.action_size
-        if (not isinstance(action, int) and np.ndim(action) != 0) or not 0 <= int(action) < size:
-            raise UserError(f"{self._spec.task} takes actions from 0 to {size - 1}, not {action!r}.")
+        return checked_number(self._spec, action)
 
     def step(self, frame: Frame, score: float, game_over: bool, lives: int) -> Step:
         """What became of an action."""
@@ -134,13 +132,12 @@ class AtariEnvironment:
         return 0.0  # the emulator draws as it goes: there is no time to tell apart
 
     def reset(self, seed: int) -> Frame:
-        first = self._emulator.reset(emulators_range(seed))
+        first = self._emulator.reset(seed)
         self._episode.begin(first.lives)
         return first.frame
 
     def step(self, action: Action) -> Step:
-        self._episode.check(action)
-        return self._episode.step(*self._emulator.step(int(action)))
+        return self._episode.step(*self._emulator.step(self._episode.checked(action)))
 
     def render(self) -> NDArray[np.uint8]:
         """The screen in colour, 210 x 160 in most games. The first time costs playing the episode once more."""
@@ -148,7 +145,3 @@ class AtariEnvironment:
 
     def close(self) -> None:
         self._episode.playing = False
-
-
-def emulators_range(seed: int) -> int:
-    return int(seed) % 2**31

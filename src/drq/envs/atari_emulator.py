@@ -98,7 +98,7 @@ class Emulator:
         self._ale.reset_game()
         if self._no_op_steps:
             return self._after_no_op_steps(no_ops(seed, MAX_NO_OP_STEPS))
-        for _ in range(no_ops(seed)):
+        for _ in range(no_ops(seed, MAX_NO_OPS)):
             self._ale.act(0)
             if self._ale.game_over():
                 self._ale.reset_game()
@@ -151,8 +151,8 @@ class Emulator:
         return Played(self._average(self._grey.picture)[None], float(score), game_over, self._ale.lives())
 
 
-def no_ops(seed: int, most: int | None = None) -> int:
-    """How many an episode begins with, 0 to 30 unless told otherwise: the first number of a Mersenne twister, scaled.
-    `AtariVectorEnv` has the same of the same seed, where it is compiled with GCC (on Linux)."""
-    drawn = int(np.random.RandomState(seed).randint(2**32, dtype=np.uint32))
-    return drawn * ((MAX_NO_OPS if most is None else most) + 1) >> 32
+def no_ops(seed: int, most: int) -> int:
+    """How many an episode begins with: the first number of a Mersenne twister, scaled. `AtariVectorEnv`, whose seeds
+    have 31 bits, has the same of the same seed, where it is compiled with GCC (on Linux)."""
+    drawn = int(np.random.RandomState(seed % 2**31).randint(2**32, dtype=np.uint32))
+    return drawn * (most + 1) >> 32

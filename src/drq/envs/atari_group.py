@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from drq.child import end_child, start_child
 from drq.config import EnvConfig
 from drq.cores import allotted_cores, usable_cores
-from drq.envs.atari import GameEpisode, check_playable, emulators_range, game_spec
+from drq.envs.atari import GameEpisode, check_playable, game_spec
 from drq.envs.atari_emulator import Emulator, Played
 from drq.envs.protocol import Action, EnvSpec, Frame, Step
 
@@ -54,16 +54,14 @@ class AtariGroup:
         return self._spec
 
     def reset(self, seeds: Mapping[int, int]) -> dict[int, Frame]:
-        first = self._ask("reset", {slot: emulators_range(seed) for slot, seed in seeds.items()})
+        first = self._ask("reset", seeds)
         for slot, played in first.items():
             self._episodes[slot].begin(played.lives)
         return {slot: first[slot].frame for slot in seeds}
 
     def step(self, actions: Mapping[int, Action]) -> dict[int, Step]:
         # All are checked before any is sent, so that a mistake moves none.
-        for slot, action in actions.items():
-            self._episodes[slot].check(action)
-        played = self._ask("step", {slot: int(action) for slot, action in actions.items()})
+        played = self._ask("step", {slot: self._episodes[slot].checked(action) for slot, action in actions.items()})
         return {slot: self._episodes[slot].step(*played[slot]) for slot in actions}
 
     def snapshot(self, slot: int) -> NDArray[np.uint8]:
@@ -79,7 +77,7 @@ class AtariGroup:
         for worker in self._workers:
             worker.close()
 
-    def _ask(self, what: str, of_slots: dict[int, int]) -> dict[int, Played]:
+    def _ask(self, what: str, of_slots: Mapping[int, int]) -> dict[int, Played]:
         """Has all workers do something with their slots at the same time."""
         asked = []
         for number, worker in enumerate(self._workers):

@@ -31,7 +31,6 @@ from drq.envs.rendering import (
     missing_libraries,
     mujoco_imports,
     require_rendering,
-    shown,
 )
 from drq.errors import UserError
 
@@ -87,7 +86,7 @@ def choose_render(name: str, config: EnvConfig, rays: Literal["ray", "cuda"] | N
     return rays if rays is not None and simulator.why_no_rays() is None else "fast"
 
 
-def make(name: str, config: EnvConfig, action_repeat: int) -> ControlSuiteEnvironment:
+def make(name: str, config: EnvConfig, action_repeat: int) -> SteppedEnvironment[ControlSuite]:
     """The task `<domain>-<task>`.
 
     Use the environment in one thread only: that of the first `reset`, where its OpenGL context is made.
@@ -110,20 +109,7 @@ def make(name: str, config: EnvConfig, action_repeat: int) -> ControlSuiteEnviro
         action_low=simulator.action_bound(-1),
         action_high=simulator.action_bound(1),
     )
-    return ControlSuiteEnvironment(spec, simulator, limit)
-
-
-class ControlSuiteEnvironment(SteppedEnvironment):
-    """A task of the suite, with the simulator it plays."""
-
-    def __init__(self, spec: EnvSpec, simulator: ControlSuite, time_limit: int | None) -> None:
-        super().__init__(spec, simulator, time_limit)
-        self.simulator = simulator
-
-    def leave_undrawn(self) -> bool:
-        """Hands over scenes instead of frames from now on, where a GPU shall draw them. Says whether it will."""
-        self.simulator.undrawn = self.simulator.casts_rays
-        return self.simulator.undrawn
+    return SteppedEnvironment(spec, simulator, limit)
 
 
 class ControlSuite:
@@ -203,6 +189,11 @@ class ControlSuite:
         self._eye = self._current(self._eye, self._size)
         return to_frame(self._eye.draw(self.data))
 
+    def leave_undrawn(self) -> bool:
+        """Hands over scenes instead of frames from now on, where a GPU shall draw them. Says whether it will."""
+        self.undrawn = self.casts_rays
+        return self.undrawn
+
     def scene(self) -> Scene:
         """What `frame` would draw, where rays are cast."""
         self._eye = self._current(self._eye, self._size)
@@ -237,12 +228,12 @@ class ControlSuite:
         if camera is not None:
             camera.close()
         if self.casts_rays:
-            return RayCamera(self.model, size, self._camera_id, shown())
+            return RayCamera(self.model, size, self._camera_id)
         return Camera(self.model, size, self._camera_id, self._shadow_size)
 
     def why_no_rays(self) -> str | None:
         """What there is in the task that casting rays cannot draw, or None."""
-        return SceneReader(self.model, self._camera_id, shown()).why_undrawable(self.data)
+        return SceneReader(self.model, self._camera_id).why_undrawable(self.data)
 
     def _can_cast_rays(self, task: str, render: Render) -> bool:
         reason = self.why_no_rays()

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drq.config import EnvConfig
-from drq.envs.dmc import ControlSuiteEnvironment, make, to_frame
-from drq.envs.episode import VIDEO_SIZE
+from drq.envs.dmc import ControlSuite, make, to_frame
+from drq.envs.episode import VIDEO_SIZE, SteppedEnvironment
 from drq.envs.group import EnvironmentGroup, ThreadedGroup
 from drq.envs.protocol import Action, EnvSpec, Frame, Step
 from drq.envs.raycast import Scene, draw
@@ -49,7 +49,7 @@ class RayGroup:
     others go on. Those take turns, as in `ControlSuiteGroup`.
     """
 
-    def __init__(self, envs: list[ControlSuiteEnvironment]) -> None:
+    def __init__(self, envs: list[SteppedEnvironment[ControlSuite]]) -> None:
         self._envs = envs
         self._threads = [ThreadPoolExecutor(1, thread_name_prefix="rays") for _ in envs]
 
@@ -92,7 +92,7 @@ class ControlSuiteGroup:
     read from each model for every frame.
     """
 
-    def __init__(self, envs: list[ControlSuiteEnvironment]) -> None:
+    def __init__(self, envs: list[SteppedEnvironment[ControlSuite]]) -> None:
         """The environments must be new: none was reset yet."""
         self._envs = envs
         self._camera: TiledCamera | None = None

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,13 +71,16 @@ class Simulator(Protocol):
     def close(self) -> None: ...
 
 
-class SteppedEnvironment:
+S = TypeVar("S", bound=Simulator)
+
+
+class SteppedEnvironment(Generic[S]):
     """An `Environment` that plays a `Simulator`: repeats actions, keeps time, checks ins and outs."""
 
-    def __init__(self, spec: EnvSpec, simulator: Simulator, time_limit: int | None) -> None:
+    def __init__(self, spec: EnvSpec, simulator: S, time_limit: int | None) -> None:
         """`time_limit` counts env steps; None leaves the simulator to end its episodes."""
         self._spec = spec
-        self._simulator = simulator
+        self.simulator = simulator
         self._time_limit = time_limit
         self._env_step = 0
         self._playing = False
@@ -94,7 +97,7 @@ class SteppedEnvironment:
     @property
     def draws(self) -> bool:
         """Whether there are pictures of it for a video."""
-        return bool(getattr(self._simulator, "draws", True))
+        return bool(getattr(self.simulator, "draws", True))
 
     def reset(self, seed: int) -> Frame:
         self.begin(seed)
@@ -107,7 +110,7 @@ class SteppedEnvironment:
         """`reset` for a caller that draws the frame itself."""
         self._env_step = 0
         try:
-            self._simulator.begin(seed)
+            self.simulator.begin(seed)
         except (Exception, SystemExit) as error:
             raise self._failure("reset", error) from error
         self._playing = True
@@ -122,7 +125,7 @@ class SteppedEnvironment:
         for _ in range(self._spec.action_repeat):
             self._env_step += 1
             try:
-                env_step = self._simulator.advance(action)
+                env_step = self.simulator.advance(action)
             except (Exception, SystemExit) as error:
                 raise self._failure("step", error) from error
             if not math.isfinite(env_step.reward):
@@ -141,16 +144,16 @@ class SteppedEnvironment:
         return Outcome(reward, 0.0 if terminated else 1.0, done, info)
 
     def render(self) -> NDArray[np.uint8]:
-        return self._simulator.picture()
+        return self.simulator.picture()
 
     def close(self) -> None:
         self._playing = False
-        close_or_say(self._spec.task, self._simulator.close)
+        close_or_say(self._spec.task, self.simulator.close)
 
     def _frame(self) -> Frame:
         started = time.perf_counter()
         try:
-            frame = self._simulator.frame()
+            frame = self.simulator.frame()
         except (Exception, SystemExit) as error:
             raise self._failure("render", error) from error
         if self._spec.pixels:
@@ -185,9 +188,7 @@ class SteppedEnvironment:
         """The action in the form simulators take: an int, or a float32 vector within [-1, 1]."""
         size = self._spec.action_size
         if self._spec.action_kind == "discrete":
-            if np.ndim(action) != 0 or not 0 <= int(action) < size:
-                raise UserError(f"{self._spec.task} takes actions from 0 to {size - 1}, not {action!r}.")
-            return int(action)
+            return checked_number(self._spec, action)
         vector = np.asarray(action, dtype=np.float32)
         if vector.shape != (size,):
             raise UserError(f"{self._spec.task} takes actions of shape ({size},), not {vector.shape}.")
@@ -197,6 +198,13 @@ class SteppedEnvironment:
                 "try a smaller --agent.learning-rate."
             )
         return np.clip(vector, -1.0, 1.0)
+
+
+def checked_number(spec: EnvSpec, action: Action) -> int:
+    """A discrete action, if there is one of that number."""
+    if np.ndim(action) != 0 or not 0 <= int(action) < spec.action_size:
+        raise UserError(f"{spec.task} takes actions from 0 to {spec.action_size - 1}, not {action!r}.")
+    return int(action)
 
 
 def numbers_in(info: Mapping[Any, Any]) -> dict[str, float]:

@@ -32,11 +32,9 @@ class FamilyModule(Protocol):
         """A task's one name, however it was spelt; None where there is no such task."""
         ...
 
-
-class KindModule(Protocol):
-    """The file of a family whose row does not say which actions its tasks take."""
-
-    def action_kind(self, name: str, config: EnvConfig) -> Literal["continuous", "discrete"]: ...
+    def action_kind(self, name: str, config: EnvConfig) -> Literal["continuous", "discrete"]:
+        """Which actions a task takes. Needed only where the family's row does not say."""
+        ...
 
 
 class GroupModule(Protocol):
@@ -62,7 +60,7 @@ class Family:
     preset: str = "planet"
     """The preset of a command that names none."""
     action_kind: Literal["continuous", "discrete"] | None = None
-    """None: its module is a `KindModule`."""
+    """None: its module says it of each task."""
     action_repeat: int = 1
     """Env steps per agent step where neither a preset nor the user says another number."""
     budget_counts: Literal["env_step", "agent_step"] = "env_step"

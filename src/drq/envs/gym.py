@@ -57,7 +57,7 @@ def action_kind(identity: str, config: EnvConfig) -> Literal["continuous", "disc
     return _Actions(f"gym/{identity}", env.action_space).kind
 
 
-def make(identity: str, config: EnvConfig, action_repeat: int) -> SteppedEnvironment:
+def make(identity: str, config: EnvConfig, action_repeat: int) -> SteppedEnvironment[_Gymnasium]:
     """The environment registered as `identity`."""
     choose_backend()  # Gymnasium's MuJoCo tasks read MUJOCO_GL too
     simulator = _Gymnasium(identity, config)

@@ -153,12 +153,11 @@ class Camera:
             self._renderer = mujoco.Renderer(model, size, size)
         self.model = model
         self._camera = camera
-        self._options = shown()
         _close_at_exit(self)
 
     def draw(self, data: Any) -> NDArray[np.uint8]:
         """An RGB image (size, size, 3) of the state in `data`, a mujoco.MjData."""
-        self._renderer.update_scene(data, self._camera, self._options)
+        self._renderer.update_scene(data, self._camera, _shown())
         image: NDArray[np.uint8] = self._renderer.render()
         return image
 
@@ -227,20 +226,17 @@ class TiledCamera:
     def __init__(self, models: Sequence[Any], size: int, camera: int, shadow_size: int | None) -> None:
         """`models` are mujoco.MjModel; the other arguments are those of `Camera`."""
         self.models = list(models)
+        self._camera = camera
         self._shadow_size = shadow_size
         self._tiles = self.tiles(size, len(models))
         import mujoco
 
         self._scenes = [mujoco.MjvScene(model, maxgeom=_MAX_GEOMS) for model in models]
-        self._view = mujoco.MjvCamera()
-        self._view.type = mujoco.mjtCamera.mjCAMERA_FIXED
-        self._view.fixedcamid = camera
-        self._options = shown()
 
     def draw(self, states: Mapping[int, Any]) -> dict[int, NDArray[np.uint8]]:
         """RGB images (size, size, 3) of the states (mujoco.MjData), each numbered as its model is."""
         for number, state in states.items():
-            self._show(number, state, self._scenes[number])
+            update_scene(self._scenes[number], self.models[number], state, self._camera)
         return self._tiles.draw({number: self._scenes[number] for number in states})
 
     def scene(self, number: int, state: Any) -> Any:
@@ -252,10 +248,10 @@ class TiledCamera:
         """
         import mujoco
 
-        shown = self._scenes[number]
-        self._show(number, state, shown)
-        scene = mujoco.MjvScene(self.models[number], maxgeom=shown.ngeom + _SPARE_GEOMS)
-        self._show(number, state, scene)
+        model, largest = self.models[number], self._scenes[number]
+        update_scene(largest, model, state, self._camera)
+        scene = mujoco.MjvScene(model, maxgeom=largest.ngeom + _SPARE_GEOMS)
+        update_scene(scene, model, state, self._camera)
         return scene
 
     def tiles(self, size: int, count: int) -> Tiles:
@@ -264,12 +260,6 @@ class TiledCamera:
 
     def close(self) -> None:
         self._tiles.close()
-
-    def _show(self, number: int, state: Any, scene: Any) -> None:
-        import mujoco
-
-        everything = mujoco.mjtCatBit.mjCAT_ALL.value
-        mujoco.mjv_updateScene(self.models[number], state, self._options, None, self._view, everything, scene)
 
 
 def grid(count: int) -> tuple[int, int]:
@@ -286,13 +276,31 @@ def _set_buffer(model: Any, size: int, shadow_size: int | None) -> None:
         model.vis.quality.shadowsize = shadow_size
 
 
-def shown() -> Any:
+def update_scene(scene: Any, model: Any, data: Any, camera: int) -> None:
+    """Fills a mujoco.MjvScene with what the camera of that number sees of a state, a mujoco.MjData."""
+    import mujoco
+
+    everything = mujoco.mjtCatBit.mjCAT_ALL.value
+    mujoco.mjv_updateScene(model, data, _shown(), None, _fixed(camera), everything, scene)
+
+
+@cache
+def _shown() -> Any:
     """What is drawn, as mujoco.MjvOption: all but the rays of range finders (quadruped has some), as in the suite."""
     import mujoco
 
     options = mujoco.MjvOption()
     options.flags[mujoco.mjtVisFlag.mjVIS_RANGEFINDER] = False
     return options
+
+
+@cache
+def _fixed(camera: int) -> Any:
+    import mujoco
+
+    view = mujoco.MjvCamera()
+    view.type, view.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, camera
+    return view
 
 
 _open_cameras: weakref.WeakSet[Camera | Tiles] = weakref.WeakSet()

@@ -124,7 +124,7 @@ def action_kind(name: str, config: EnvConfig) -> Literal["continuous", "discrete
     return TASKS[name].action_kind
 
 
-def make(name: str, config: EnvConfig, action_repeat: int) -> SteppedEnvironment:
+def make(name: str, config: EnvConfig, action_repeat: int) -> SteppedEnvironment[ToySimulator]:
     """The task `toy/<name>`."""
     if config.image_size < MIN_IMAGE_SIZE:
         raise UserError(f"toy/{name} needs at least {MIN_IMAGE_SIZE} pixels a side: set --env.image-size 32.")

@@ -32,10 +32,10 @@ _FOR_THIS_CPU = "-march=native"
 class RayCamera:
     """One camera of a model, drawn by casting rays. In the place of `rendering.Camera`; any thread may use it."""
 
-    def __init__(self, model: Any, size: int, camera: int, options: Any, driver: Driver = "nvidia") -> None:
-        """`model` is a mujoco.MjModel, `options` what of it is shown: a mujoco.MjvOption."""
+    def __init__(self, model: Any, size: int, camera: int, driver: Driver = "nvidia") -> None:
+        """`model` is a mujoco.MjModel."""
         self.model = model
-        self._reader = SceneReader(model, camera, options)
+        self._reader = SceneReader(model, camera)
         self._assets = pack_assets(model, size, driver)
 
     def scene(self, data: Any) -> Scene:

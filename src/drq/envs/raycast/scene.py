@@ -18,6 +18,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from drq.envs.rendering import update_scene
+
 MAX_GEOMS = 200
 """Shapes in a scene: the suite's largest has 50."""
 
@@ -183,23 +185,20 @@ def _halved(level: NDArray[np.uint8]) -> NDArray[np.uint8]:
 class SceneReader:
     """What a camera of a model sees, frame by frame, as `FrameWords` and `GeomWords` of scene.cuh."""
 
-    def __init__(self, model: Any, camera: int, options: Any) -> None:
-        """`model` is a mujoco.MjModel, `options` what of it is shown: a mujoco.MjvOption."""
+    def __init__(self, model: Any, camera: int) -> None:
+        """`model` is a mujoco.MjModel."""
         import mujoco
 
         self.model = model
         self.scene = mujoco.MjvScene(model, maxgeom=MAX_GEOMS)
-        self._options = options
-        self._view = mujoco.MjvCamera()
-        self._view.type = mujoco.mjtCamera.mjCAMERA_FIXED
-        self._view.fixedcamid = camera
+        self._camera = camera
         self._geoms = _Records(self.scene.geoms, _GEOM_FIELDS)
         self._lights = _Records(self.scene.lights, _LIGHT_FIELDS)
         self._cameras = _Records(self.scene.camera, _CAMERA_FIELDS)
 
     def read(self, data: Any, assets: Assets) -> Scene:
         """The state in `data`, a mujoco.MjData. Neither a later state nor a change of the model changes it."""
-        self._update(data)
+        update_scene(self.scene, self.model, data, self._camera)
         count = self.scene.ngeom
         frame = np.zeros(FRAME_WORDS, np.int32)
         lights = min(self.scene.nlight, _MAX_LIGHTS)
@@ -217,8 +216,8 @@ class SceneReader:
 
     def why_undrawable(self, data: Any) -> str | None:
         """What there is in the scene that cannot be drawn by casting rays, or None."""
-        self._update(data)
         model, scene = self.model, self.scene
+        update_scene(scene, model, data, self._camera)
         types = {geom.type for geom in scene.geoms[: scene.ngeom]}
         lights = scene.lights[: scene.nlight]
         textures = model.mat_texid[:, _RGB]
@@ -241,12 +240,6 @@ class SceneReader:
             "finer shapes than expected": max(2 * quality.numstacks, quality.numslices, 6 * quality.numquads) > 240,
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
-
-    def _update(self, data: Any) -> None:
-        import mujoco
-
-        everything = mujoco.mjtCatBit.mjCAT_ALL.value
-        mujoco.mjv_updateScene(self.model, data, self._options, None, self._view, everything, self.scene)
 
 
 class _Records:
