@@ -9,6 +9,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
+from drq.child import ServedObject
 from drq.config import EnvConfig
 from drq.envs import Frame, Step, make_group
 from drq.errors import UserError
@@ -16,7 +17,7 @@ from drq.errors import UserError
 pytest.importorskip("ale_py")
 
 from drq.envs import atari_group, make
-from drq.envs.atari_group import AtariGroup, ProcessWorker
+from drq.envs.atari_group import AtariGroup
 
 CONFIG = EnvConfig(frame_stack=4, image_size=42)
 
@@ -184,11 +185,11 @@ def test_processes_end_with_the_group_and_a_dead_one_is_told(workers: int) -> No
     group = make_group("atari/pong", CONFIG, 4, 3)
     assert isinstance(group, AtariGroup)
     group.reset({0: 1, 1: 2})
-    processes = [each._process for each in group._workers if isinstance(each, ProcessWorker)]
+    processes = [each.process for each in group._workers if isinstance(each, ServedObject)]
     assert len(processes) == workers
     processes[1].kill()
     processes[1].wait()
-    with pytest.raises(RuntimeError, match="A process that emulated Atari games has ended"):
+    with pytest.raises(UserError, match="A process of atari/pong has ended"):
         group.step({0: 0, 1: 0})
     group.close()
     assert [process.poll() for process in processes] == [0, -9]

@@ -102,7 +102,7 @@ def test_an_environment_in_another_process_is_the_same(tmp_path: Path) -> None:
             assert one[1:] == other[1:]
     here.close()
     there.close()
-    assert there._process.returncode == 0
+    assert there._served.process.returncode == 0
 
 
 def remote(task: str = "gym/Lamp-v0") -> RemoteEnvironment:
@@ -115,14 +115,16 @@ def test_what_fails_there_is_told_here_in_one_sentence() -> None:
     with pytest.raises(UserError, match=r"gym/Lamp-v0 takes actions of shape \(1,\), not \(2,\)") as raised:
         there.step(np.ones(2, np.float32))
     assert "Traceback" in str(raised.value.__cause__)
-    there._process.kill()
-    there._process.wait()
+    there._served.process.kill()
+    there._served.process.wait()
     with pytest.raises(UserError, match=r"A process of gym/Lamp-v0 has ended"):
         there.reset(1)
     there.close()
     unknown = remote("gym/Nothing-v0")
     with pytest.raises(UserError, match="There is no task 'gym/Nothing-v0'"):
         _ = unknown.spec
+    with pytest.raises(UserError, match=r"A process of gym/Nothing-v0 has ended"):  # nobody is waited for
+        unknown.reset(1)
     unknown.close()
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from drq.child import end_child, start_child
+from drq.child import ServedObject, serve
 from drq.config import EnvConfig
 from drq.cores import allotted_cores, usable_cores
 from drq.envs.atari import GameEpisode, check_playable, game_spec
@@ -35,18 +32,20 @@ def make_group(name: str, config: EnvConfig, action_repeat: int, count: int) -> 
 
 
 class AtariGroup:
-    """One game in many slots, dealt out to some workers.
+    """One game in many slots, dealt out to some workers: processes, since the emulator holds Python's lock, so that
+    threads would take turns.
 
     A slot that a step does not name stays as it is.
     """
 
     def __init__(self, name: str, config: EnvConfig, count: int, workers: int) -> None:
-        self._workers: Sequence[LocalWorker | ProcessWorker] = (
-            [LocalWorker(name, config.image_size, config.no_op_steps)]
+        settings = name, config.image_size, config.no_op_steps
+        self._workers: Sequence[LocalSlots | ServedObject] = (
+            [LocalSlots(Slots(*settings))]
             if workers == 1
-            else [ProcessWorker(name, config.image_size, config.no_op_steps) for _ in range(workers)]
+            else [ServedObject("drq.envs.atari_group", f"atari/{name}", *settings) for _ in range(workers)]
         )
-        self._spec = game_spec(name, config, self._workers[0].action_size)
+        self._spec = game_spec(name, config, self._workers[0].told)
         self._episodes = [GameEpisode(self._spec) for _ in range(count)]
 
     @property
@@ -65,9 +64,7 @@ class AtariGroup:
         return {slot: self._episodes[slot].step(*played[slot]) for slot in actions}
 
     def snapshot(self, slot: int) -> NDArray[np.uint8]:
-        worker = self._workers[slot % len(self._workers)]
-        worker.begin("colours", {slot: 0})
-        picture: NDArray[np.uint8] = worker.finish()[slot]
+        picture: NDArray[np.uint8] = self._workers[slot % len(self._workers)].ask("colours", slot)()
         return picture
 
     def develop(self, snapshots: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
@@ -83,11 +80,10 @@ class AtariGroup:
         for number, worker in enumerate(self._workers):
             own = {slot: value for slot, value in of_slots.items() if slot % len(self._workers) == number}
             if own:
-                worker.begin(what, own)
-                asked.append(worker)
+                asked.append(worker.ask(what, own))
         answers: dict[int, Played] = {}
-        for worker in asked:
-            answers |= worker.finish()
+        for answer in asked:
+            answers |= answer()
         return answers
 
 
@@ -100,79 +96,36 @@ class Slots:
         self._emulators: dict[int, Emulator] = {}
         self.action_size = self._spare.action_size
 
-    def do(self, what: str, of_slots: Mapping[int, int]) -> dict[int, Any]:
-        """`what` is `reset` with a seed for each slot, `step` with an action, or `colours` with anything."""
-        return {slot: self._one(what, slot, value) for slot, value in of_slots.items()}
+    def reset(self, seeds: Mapping[int, int]) -> dict[int, Played]:
+        return {slot: self._emulator(slot).reset(seed) for slot, seed in seeds.items()}
 
-    def _one(self, what: str, slot: int, value: int) -> Any:
+    def step(self, actions: Mapping[int, int]) -> dict[int, Played]:
+        return {slot: self._emulator(slot).step(action) for slot, action in actions.items()}
+
+    def colours(self, slot: int) -> NDArray[np.uint8]:
+        return self._emulator(slot).colours()
+
+    def _emulator(self, slot: int) -> Emulator:
         if slot not in self._emulators:
             self._emulators[slot], self._spare = self._spare or self._make(), None
-        emulator = self._emulators[slot]
-        if what == "colours":
-            return emulator.colours()
-        return emulator.reset(value) if what == "reset" else emulator.step(value)
+        return self._emulators[slot]
 
 
-class LocalWorker(Slots):
-    """Emulates some slots in the calling thread."""
+class LocalSlots:
+    """In the place of a process that serves `Slots`: works in the calling thread."""
 
-    def begin(self, what: str, of_slots: Mapping[int, int]) -> None:
-        """As `do`; `finish` gives what came of it, and has to come next."""
-        self._done = self.do(what, of_slots)
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self.told = slots.action_size
 
-    def finish(self) -> dict[int, Any]:
-        return self._done
+    def ask(self, method: str, *arguments: Any) -> Callable[[], Any]:
+        answer = getattr(self._slots, method)(*arguments)
+        return lambda: answer
 
     def close(self) -> None:
         pass
 
 
-class ProcessWorker:
-    """The same in a process of its own: the emulator holds Python's lock, so that threads would take turns."""
-
-    def __init__(self, name: str, size: int, no_op_steps: bool) -> None:
-        self._process, self._pipe = start_child("drq.envs.atari_group", {"OMP_NUM_THREADS": "1"})
-        self._pipe.send((name, size, no_op_steps))
-        self._action_size: int | None = None
-
-    @property
-    def action_size(self) -> int:
-        if self._action_size is None:
-            with _told_of_its_end():
-                self._action_size = self._pipe.recv()
-        return self._action_size
-
-    def begin(self, what: str, of_slots: Mapping[int, int]) -> None:
-        _ = self.action_size  # the first answer
-        with _told_of_its_end():
-            self._pipe.send((what, of_slots))
-
-    def finish(self) -> dict[int, Any]:
-        with _told_of_its_end():
-            answer: dict[int, Any] = self._pipe.recv()
-        return answer
-
-    def close(self) -> None:
-        end_child(self._process, self._pipe)
-
-
-@contextmanager
-def _told_of_its_end() -> Iterator[None]:
-    try:
-        yield
-    except (EOFError, OSError) as error:
-        raise RuntimeError("A process that emulated Atari games has ended.") from error
-
-
-def serve(pipe: Connection) -> None:
-    """Emulates what it is asked to until the pipe closes."""
-    os.nice(NICENESS)
-    slots = Slots(*pipe.recv())
-    pipe.send(slots.action_size)
-    while True:
-        pipe.send(slots.do(*pipe.recv()))
-
-
 if __name__ == "__main__":
-    with suppress(EOFError, ConnectionError):  # nobody asks any more
-        serve(Connection(int(sys.argv[1])))
+    os.nice(NICENESS)
+    serve(Slots, lambda slots: slots.action_size)
