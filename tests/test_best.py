@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import drq
 from drq.errors import UserError
-from drq.training.evaluation_service import InlineEvaluation, Result
+from drq.training.evaluation_service import InlineEvaluation
 from runs import drq as command
 from runs import small, state
 
@@ -25,7 +25,7 @@ SCORES = {40: 3.0, 80: 7.0, 120: 1.0}
 def scores(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     """Evaluations that give what a test wants them to."""
     wanted = dict(SCORES)
-    monkeypatch.setattr(InlineEvaluation, "play", lambda self, agent, request: Result([wanted[request.agent_step]], {}))
+    monkeypatch.setattr(InlineEvaluation, "play", lambda self, agent, request: ([wanted[request.agent_step]], {}))
     return wanted
 
 

@@ -19,6 +19,7 @@ from drq.launch.launcher import ATTEMPTS, Launch, SuiteRunArguments, run_suite
 from drq.launch.pools import Ended, Job, LocalPool, Why, computed_with, how_it_ended
 from drq.launch.process import UNLIKE
 from drq.launch.ray_pool import memory_of, shipped_modules
+from drq.launch.status import read_status
 from drq.launch.stores import store_at
 from drq.launch.suite_folder import SuiteFolder
 from drq.launch.transfer import Outbox, Piece, RunStore, receive
@@ -157,7 +158,8 @@ def launch(tmp_path: Path, *ends: Sequence[Why]) -> tuple[int, list[int]]:
     folder.open(suite)
     jobs = [Job(run, suite.config(run, folder.path)) for run in suite.runs()]
     pool = FailingPool(folder.path, {seed: list(each) for seed, each in enumerate(ends, 1)})
-    code = Launch(suite, folder, suite.runs(), jobs, pool, keep_replay=True).run(nullcontext())
+    statuses = {run: read_status(folder, run) for run in suite.runs()}
+    code = Launch(suite, folder, statuses, jobs, pool, keep_replay=True).run(nullcontext())
     folder.close()
     return code, pool.started
 
@@ -191,7 +193,7 @@ def test_a_start_costs_as_much_in_a_large_suite_as_in_a_small_one(
         folder = SuiteFolder(tmp_path / str(seeds))
         folder.open(suite)
         jobs = [Job(run, suite.config(run, folder.path)) for run in suite.runs()]
-        launch = Launch(suite, folder, suite.runs(), jobs, FailingPool(folder.path, {}), keep_replay=True)
+        launch = Launch(suite, folder, {}, jobs, FailingPool(folder.path, {}), keep_replay=True)
         named.clear()
         launch._next()
         folder.close()
@@ -339,8 +341,9 @@ def test_a_suite_in_a_store(
     assert f"seed 1 was not copied to file://{other} (away). It is tried again." in capsys.readouterr().out
 
     # Somebody else at work is not disturbed.
-    (shared / ".owner").write_text(json.dumps({"host": "far", "process": 7, "id": "x", "beat": time.time()}))
+    owner = {"host": "far", "process": 7, "since": "now"}
+    (shared / ".owner").write_text(json.dumps(owner | {"beat": time.time()}))
     with pytest.raises(UserError, match="worked on by process 7 on far"):
         run_suite(SuiteRunArguments(suite, dir=Path(url), jobs=1, seeds=3))
-    (shared / ".owner").write_text(json.dumps({"host": "far", "process": 7, "id": "x", "beat": time.time() - 1000}))
+    (shared / ".owner").write_text(json.dumps(owner | {"beat": time.time() - 1000}))
     assert run_suite(SuiteRunArguments(suite, dir=Path(url), jobs=1)) == 0

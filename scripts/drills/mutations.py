@@ -20,7 +20,7 @@ from drq import cli
 from drq.errors import UserError
 from drq.report.results import read_results
 from drq.training.checkpoint_files import Description
-from drq.training.checkpoint_reader import DAMAGE, check_description
+from drq.training.checkpoint_reader import DAMAGE
 from drq.training.folder import RunFolder
 from drq.training.run import Trainer
 from runs import FLAGS
@@ -98,7 +98,7 @@ def mutated_inputs(whole: Path, work: Path, count: int, chance: random.Random) -
 
     def read_latest(value: Any) -> None:
         try:
-            check_description(Description.from_text(json.dumps(value)))
+            Description.from_text(json.dumps(value))
         except DAMAGE:
             outcome.refused += 1
 

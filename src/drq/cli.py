@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional, arg
@@ -114,21 +114,11 @@ class EvalArguments:
 
 
 def eval_command(args: list[str]) -> None:
-    """Plays evaluation episodes with a trained agent."""
     from drq.training.policy import evaluate
     from drq.training.progress import info_text
 
     options = tyro.cli(EvalArguments, prog="drq eval", args=args)
-    played = evaluate(
-        options.run,
-        best=options.best,
-        episodes=options.episodes,
-        video=options.video,
-        seed=options.seed,
-        imports=options.imports,
-        stochastic=options.stochastic,
-        render=options.render,
-    )
+    played = evaluate(options.run, **_but(options, "run", "json"))
     if options.json:
         episodes = [
             {"return": each.score, "agent_steps": each.agent_steps, "info": each.info} for each in played.episodes
@@ -163,7 +153,6 @@ class ExportArguments:
 
 
 def export_command(args: list[str]) -> None:
-    """Writes a trained policy to one file."""
     from drq.training.export import export
 
     options = tyro.cli(ExportArguments, prog="drq export", args=args)
@@ -171,15 +160,7 @@ def export_command(args: list[str]) -> None:
         frame = [int(side) for side in options.frame.split("x")] if options.frame else None
     except ValueError:
         raise UserError(f"--frame is {options.frame!r}: write it as 480x640x3.") from None
-    out = export(
-        options.run,
-        options.out,
-        best=options.best,
-        format=options.format,
-        dtype=options.dtype,
-        frame=frame,
-        imports=options.imports,
-    )
+    out = export(options.run, frame=frame, **_but(options, "run", "frame"))
     print(f"{out}: {out.stat().st_size / 1e6:.2f} MB")
 
 
@@ -194,7 +175,6 @@ class TasksArguments:
 
 
 def tasks_command(args: list[str]) -> None:
-    """Lists the tasks."""
     from drq.envs import import_modules, task_names
     from drq.presets import preset_values
 
@@ -209,7 +189,6 @@ def tasks_command(args: list[str]) -> None:
 
 
 def check_command(args: list[str]) -> None:
-    """Checks an environment."""
     from drq.env_check import CheckArguments, check_environment
 
     faults = check_environment(tyro.cli(CheckArguments, prog="drq check", args=args))
@@ -221,22 +200,19 @@ def check_command(args: list[str]) -> None:
 
 
 def doctor_command(args: list[str]) -> None:
-    """Checks this machine."""
     from drq.doctor import main as doctor
 
-    tyro.cli(_no_arguments, prog="drq doctor", description=doctor_command.__doc__, args=args)
+    tyro.cli(_no_arguments, prog="drq doctor", description="Checks this machine.", args=args)
     sys.exit(doctor())
 
 
 def demo_command(args: list[str]) -> None:
-    """Trains with and without augmentation on a small pixel task."""
     from drq.demo import DemoArguments, demo
 
     demo(tyro.cli(DemoArguments, prog="drq demo", args=args))
 
 
 def speed_command(args: list[str]) -> None:
-    """Measures how fast this machine trains."""
     from drq.speed import SpeedArguments, speed
 
     speed(tyro.cli(SpeedArguments, prog="drq speed", args=args))
@@ -255,14 +231,12 @@ class ReportArguments:
 
 
 def watch_command(args: list[str]) -> None:
-    """Follows runs on a page."""
     from drq import report
 
     report.watch(tyro.cli(report.WatchArguments, prog="drq watch", args=args))
 
 
 def report_command(args: list[str]) -> None:
-    """Makes a report."""
     from drq.launch import local_copy
     from drq.report import report
 
@@ -285,7 +259,7 @@ class SuiteStatusArguments:
 
 @dataclass(frozen=True)
 class CompletionArguments:
-    """Prints a script that completes."""
+    """Prints a script that completes commands, options and tasks."""
 
     shell: Positional[Literal["bash", "zsh", "fish"]]
     """Which shell reads it."""
@@ -293,26 +267,19 @@ class CompletionArguments:
 
 def suite_command(args: list[str]) -> None:
     """The paper's experiments."""
-    from drq.launch import (
-        SuitePruneArguments,
-        SuiteRunArguments,
-        list_suites,
-        local_copy,
-        prune_suite,
-        run_suite,
-        suite_status,
-    )
+    from drq import launch
 
     verb, rest = (args[0], args[1:]) if args else ("", [])
     if verb == "list":
         tyro.cli(_no_arguments, prog="drq suite list", description="Lists the suites.", args=rest)
-        sys.exit(list_suites())
+        sys.exit(launch.list_suites())
     if verb == "run":
-        sys.exit(run_suite(tyro.cli(SuiteRunArguments, prog="drq suite run", args=rest)))
+        sys.exit(launch.run_suite(tyro.cli(launch.SuiteRunArguments, prog="drq suite run", args=rest)))
     if verb == "status":
-        sys.exit(suite_status(local_copy(tyro.cli(SuiteStatusArguments, prog="drq suite status", args=rest).dir)))
+        folder = tyro.cli(SuiteStatusArguments, prog="drq suite status", args=rest).dir
+        sys.exit(launch.suite_status(launch.local_copy(folder)))
     if verb == "prune":
-        sys.exit(prune_suite(tyro.cli(SuitePruneArguments, prog="drq suite prune", args=rest)))
+        sys.exit(launch.prune_suite(tyro.cli(launch.SuitePruneArguments, prog="drq suite prune", args=rest)))
     usage = "drq suite list | drq suite run NAME|FILE.toml ... | drq suite status DIR | drq suite prune DIR"
     if verb in ("-h", "--help"):
         print(f"usage: {usage}\n\n{suite_command.__doc__} `drq suite run --help` explains its options.")
@@ -321,24 +288,16 @@ def suite_command(args: list[str]) -> None:
 
 
 def completion_command(args: list[str]) -> None:
-    """Prints a script that completes commands, options and tasks: drq completion bash|zsh|fish."""
-    from drq import presets
+    from drq import demo, env_check, launch, presets, report, speed
     from drq.completion import options_of, script
     from drq.config import TrainConfig
-    from drq.demo import DemoArguments
-    from drq.env_check import CheckArguments
     from drq.envs import FAMILIES, task_names
-    from drq.launch import SuiteRunArguments
-    from drq.report import WatchArguments
-    from drq.speed import SpeedArguments
 
-    shell = tyro.cli(
-        CompletionArguments, prog="drq completion", description=completion_command.__doc__, args=args
-    ).shell
+    shell = tyro.cli(CompletionArguments, prog="drq completion", args=args).shell
     tasks = [task for name, family in FAMILIES.items() if not family.of_the_users for task in task_names(name)]
     controls, plays = (presets.preset(name, task) for name, task in (("planet", tasks[0]), ("atari100k", "atari/pong")))
     words = {command: ["--help"] for command in COMMANDS} | {
-        "demo": options_of(DemoArguments),
+        "demo": options_of(demo.DemoArguments),
         "train": [
             *("--preset", "--agent", "--config"),
             *sorted({*options_of(TrainConfig, controls), *options_of(TrainConfig, plays)}),
@@ -346,12 +305,12 @@ def completion_command(args: list[str]) -> None:
         ],
         "eval": options_of(EvalArguments),
         "export": options_of(ExportArguments),
-        "check": [*options_of(CheckArguments), *tasks],
+        "check": [*options_of(env_check.CheckArguments), *tasks],
         "tasks": options_of(TasksArguments),
-        "suite": ["list", "run", "status", "prune", "--yes", *options_of(SuiteRunArguments)],
+        "suite": ["list", "run", "status", "prune", "--yes", *options_of(launch.SuiteRunArguments)],
         "report": options_of(ReportArguments),
-        "watch": options_of(WatchArguments),
-        "speed": options_of(SpeedArguments),
+        "watch": options_of(report.WatchArguments),
+        "speed": options_of(speed.SpeedArguments),
         "completion": ["bash", "zsh", "fish"],
     }
     print(script(shell, words), end="")
@@ -375,6 +334,11 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "doctor": doctor_command,
     "completion": completion_command,
 }
+
+
+def _but(options: object, *names: str) -> dict[str, Any]:
+    """Options by their names, which are those of the function that takes them, without some."""
+    return {name: value for name, value in vars(options).items() if name not in names}
 
 
 def _task(args: list[str], default: str | None) -> tuple[str, list[str]]:

@@ -40,7 +40,6 @@ def _whole(digits: str) -> int:
 
 
 def config_to_json(config: TrainConfig) -> dict[str, Any]:
-    """A configuration as plain data."""
     plain = dataclasses.asdict(config)
     plain["agent"] = {"type": agent_name(config.agent), **plain["agent"]}
     plain["imports"] = list(config.imports)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from tyro.conf import Positional, arg
@@ -22,8 +19,9 @@ from drq.envs import family_of
 from drq.errors import UserError
 from drq.launch.claims import State as ClaimState
 from drq.launch.dry_run import print_plan
-from drq.launch.pools import Ended, Job, Jobs, LocalPool, Pool, plan_here
+from drq.launch.pools import Ended, Job, Jobs, LocalPool, plan_here
 from drq.launch.process import STOPPED
+from drq.launch.ray_pool import RayPool
 from drq.launch.rungs import drop_losers, due, write_best
 from drq.launch.status import RunStatus, counts, read_status, seconds_left, table, what_is_counted, wide_console
 from drq.launch.stores import StoredPool, shown_at, store_at, stored
@@ -34,6 +32,7 @@ from drq.training.checkpoint import drop_replay
 from drq.training.folder import RunFolder, write_atomically
 from drq.training.progress import duration
 from drq.training.schedule import Schedule
+from drq.training.stopping import handled_by
 
 POLL_SECONDS = 0.2
 REDRAW_SECONDS = 1.0
@@ -44,6 +43,8 @@ LOOK_SECONDS = 2.0
 MOST_JOBS = 10_000
 ATTEMPTS = 3
 """So many failures of a run are enough. Neither a machine that is lost nor one that cannot make the run counts."""
+
+Pool = LocalPool | RayPool
 
 
 @dataclass(frozen=True)
@@ -110,17 +111,13 @@ def run_suite(args: SuiteRunArguments) -> int:
     if args.dry_run:
         if store:
             store.fetch("", folder.path, checkpoints=False)
-        _print_plan(suite, folder, args)
+        part, later = due(suite, folder)
+        _say_rung(part, later)
+        folder.joined(part)
+        print_plan(part, folder, _jobs(part, folder), None if args.launcher == "ray" else args.jobs)
         return 0
     with stored(store, folder) if store else nullcontext():
         return _run_rungs(suite, folder, args, store)
-
-
-def _print_plan(suite: Suite, folder: SuiteFolder, args: SuiteRunArguments) -> None:
-    part, later = due(suite, folder)
-    _say_rung(part, later)
-    folder.joined(part)
-    print_plan(part, folder, _jobs(part, folder), None if args.launcher == "ray" else args.jobs)
 
 
 def _run_rungs(suite: Suite, folder: SuiteFolder, args: SuiteRunArguments, store: RunStore | None) -> int:
@@ -157,11 +154,10 @@ def _run_part(suite: Suite, folder: SuiteFolder, args: SuiteRunArguments, store:
     jobs = _jobs(suite, folder)
     folder.open(suite)
     try:
-        left = longest_first([job for job in jobs if read_status(folder, job.run).state != "finished"])
+        statuses = {job.run: read_status(folder, job.run) for job in jobs}
+        left = longest_first([job for job in jobs if statuses[job.run].state != "finished"])
         pool, around = _pool(args, folder, [job.config for job in left], store)
-        launch = Launch(suite, folder, [job.run for job in jobs], left, pool, args.keep_replay)
-        launch.waits = later > 0
-        return launch.run(around)
+        return Launch(suite, folder, statuses, left, pool, args.keep_replay, waits=later > 0).run(around)
     finally:
         folder.close()
 
@@ -171,12 +167,9 @@ def _pool(
 ) -> tuple[Pool, AbstractContextManager[None]]:
     """Where the runs are executed, and what that needs around it."""
     if args.launcher == "ray" and configs:
-        from drq.launch.ray_pool import RayPool
-
         keep = args.keep_replay or store is None  # where the copies are in a store, nothing can be dropped here
-        return RayPool(
-            folder, args.jobs, configs, args.gpus_per_run, args.address, args.imports, store, keep
-        ), nullcontext()
+        there = args.gpus_per_run, args.address, args.imports
+        return RayPool(folder, args.jobs, configs, *there, store, keep), nullcontext()
     slots = plan_here(args.jobs, configs) if configs else []  # none: there is nothing to do
     local = StoredPool(folder, slots, store) if store else LocalPool(folder, slots)
     return local, local.sharing_gpus()
@@ -188,31 +181,26 @@ def longest_first(jobs: Sequence[Job]) -> list[Job]:
     return sorted(jobs, key=lambda job: (places[job.run.seed], -Schedule(job.config).agent_steps))
 
 
+@dataclass
 class Launch:
     """A suite under way."""
 
-    def __init__(
-        self,
-        suite: Suite,
-        folder: SuiteFolder,
-        runs: Sequence[Run],
-        left: Sequence[Job],
-        pool: Pool,
-        keep_replay: bool,
-    ) -> None:
-        self.suite = suite
-        self.keep_replay = keep_replay
-        self.waits = False
-        """Whether to wait for the runs of other commands: there is something to do after them."""
-        self.folder = folder
-        self.left = list(left)
-        self.pool = pool
-        self.console: Console = wide_console()
+    suite: Suite
+    folder: SuiteFolder
+    statuses: dict[Run, RunStatus]
+    left: list[Job]
+    pool: Pool
+    keep_replay: bool
+    waits: bool = False
+    """Whether to wait for the runs of other commands: there is something to do after them."""
+
+    def __post_init__(self) -> None:
+        self.console = wide_console()
         # A run that failed before is tried again, so it waits like any other.
-        self.statuses = {run: _without_failure(read_status(folder, run)) for run in runs}
-        self.failed_before = {job.run: self._failed_at(job.run) for job in left}
-        self.jobs = {job.run: job for job in left}
-        self.by_folder = {str(job.run.folder): job.run for job in left}
+        self.statuses = {run: _without_failure(status) for run, status in self.statuses.items()}
+        self.failed_before = {job.run: self._failed_at(job.run) for job in self.left}
+        self.jobs = {job.run: job for job in self.left}
+        self.by_folder = {str(job.run.folder): job.run for job in self.left}
         self.failures: Counter[Run] = Counter()
         self.interrupts = 0
         self.others: dict[Run, ClaimState] = {}
@@ -228,7 +216,7 @@ class Launch:
             return 0
         self._say(f"{self.suite.name}: {len(self.statuses)} runs, {done} finished before, {self.pool.size} at a time.")
         # The signals first: what begins with `around` is to end with it, not by Ctrl-C in the middle of it.
-        with self._counting_interrupts(), around:
+        with handled_by(self._count_interrupt), around:
             try:
                 if self.console.is_terminal:
                     with Live(console=self.console, auto_refresh=False, transient=True) as live:
@@ -256,7 +244,9 @@ class Launch:
             if time.monotonic() >= due:
                 self._refresh_running()
                 if live:
-                    live.update(self._live_table(), refresh=True)
+                    rows = self.console.height - 8  # title, heading, borders, captions
+                    shown = table(list(self.statuses.values()), title=self._summary(), rows=rows, live=True)
+                    live.update(shown, refresh=True)
                 else:
                     self._say(self._summary())
                 due = time.monotonic() + (REDRAW_SECONDS if live else PLAIN_SECONDS)
@@ -367,10 +357,6 @@ class Launch:
         for run in [*self.pool.running, *self.others]:
             self.statuses[run] = read_status(self.folder, run, under_way.get(str(run.folder)))
 
-    def _live_table(self) -> Table:
-        rows = self.console.height - 8  # title, heading, borders, captions
-        return table(list(self.statuses.values()), title=self._summary(), rows=rows, live=True)
-
     def _summary(self) -> str:
         statuses = list(self.statuses.values())
         expected = seconds_left(statuses, self.pool.size)
@@ -398,21 +384,9 @@ class Launch:
     def _say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    @contextmanager
-    def _counting_interrupts(self) -> Iterator[None]:
+    def _count_interrupt(self, number: int, frame: object) -> None:
         """Ctrl-C, or a scheduler's SIGTERM, is answered by the loop and ends nothing by itself."""
-
-        def count(number: int, frame: object) -> None:
-            self.interrupts += 1
-
-        before: dict[signal.Signals, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            before = {each: signal.signal(each, count) for each in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
+        self.interrupts += 1
 
 
 def _without_failure(status: RunStatus) -> RunStatus:

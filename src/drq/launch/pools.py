@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
@@ -81,37 +81,6 @@ class Ended:
     error: str
     """The last lines it printed, if it failed; empty if it finished."""
     why: Why = ""
-
-
-class Pool(Protocol):
-    """Executes some runs at a time."""
-
-    @property
-    def size(self) -> int:
-        """How many at a time."""
-        ...
-
-    @property
-    def running(self) -> list[Run]: ...
-
-    @property
-    def notices(self) -> list[str]:
-        """What there is to say; who says it empties the list."""
-        ...
-
-    def start(self, job: Job) -> None: ...
-
-    def ended(self) -> list[Ended]:
-        """Runs that are over since the last call."""
-        ...
-
-    def stop(self) -> None:
-        """Asks every run to write its checkpoint and end."""
-        ...
-
-    def kill(self) -> None:
-        """Ends every run at once; each goes on from its last checkpoint another time."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -219,10 +188,11 @@ class LocalPool:
         self._shared: Mapping[str, str] = {}
         """Further variables, the same for every run."""
         self.notices: list[str] = []
+        """What there is to say; who says it empties the list."""
 
     @property
     def size(self) -> int:
-        """A place for each slot, and one for each run that is trained: another has its slot while it evaluates."""
+        """How many runs at a time: one for each slot, and one for each that only evaluates and has lent its slot."""
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_SECONDS
             for run, agent_steps in list(self._training.items()):
@@ -269,6 +239,7 @@ class LocalPool:
         self._training[job.run] = Schedule(job.config).agent_steps
 
     def ended(self) -> list[Ended]:
+        """Runs that are over since the last call."""
         over = []
         for run, (process, slot) in list(self._processes.items()):
             code = process.poll()
@@ -285,9 +256,11 @@ class LocalPool:
         return over
 
     def stop(self) -> None:
+        """Asks every run to write its checkpoint and end."""
         for process, _ in self._processes.values():
             process.terminate()
 
     def kill(self) -> None:
+        """Ends every run at once; each goes on from its last checkpoint another time."""
         for process, _ in self._processes.values():
             process.kill()

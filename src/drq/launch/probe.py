@@ -13,7 +13,7 @@ import torch
 from drq.agents import make_agent, make_replay
 from drq.config import TrainConfig
 from drq.engine import EngineSettings, FastBackend, Learner, choose_device
-from drq.envs import family_of
+from drq.envs import Environment, EnvSpec, family_of
 from drq.training.components import make_acting_agent, make_env
 from drq.training.evaluate import EvaluationStopped
 from drq.training.evaluation_service import make_evaluator, settings_beside_training
@@ -25,8 +25,6 @@ SECONDS = 5.0
 """Updates are timed for about so long, two at least."""
 CPU_BATCH = 32
 """A CPU's time grows with the batch, and a paper update would keep it busy for long: there a small one is scaled up."""
-
-
 WARM_STEPS, TIMED_STEPS = 3, 40
 EVALUATION_SECONDS = 2.0
 """Of an evaluation so many steps are timed after the first ones, or those of this time."""
@@ -42,10 +40,10 @@ class Cost:
     agent_step: float
     """The slower of an environment step and the updates beside it."""
     evaluation: float
-    beside: bool
-    """Whether evaluations are played beside training, which waits for the last one alone."""
     assumed: str
     """What was taken for granted, in words."""
+    beside: bool
+    """Whether evaluations are played beside training, which waits for the last one alone."""
 
     def of_run(self, config: TrainConfig) -> float:
         """A whole run, evaluations included."""
@@ -65,11 +63,20 @@ def costs_as(config: TrainConfig) -> TrainConfig:
 def cost_of(config: TrainConfig) -> Cost:
     """Timed on real components: some steps, some updates, and the beginning of an evaluation."""
     device = choose_device(config.device)
+    engine = EngineSettings.resolve(config.engine, device, config.agent, updates=0)
     env = make_env(config)
-    env.close()
+    try:
+        agent_step = _seconds_per_agent_step(config, env, engine)
+    finally:
+        env.close()
+    return Cost(agent_step, *_seconds_per_evaluation(config, env.spec, device), engine.eval_process)
+
+
+def _seconds_per_evaluation(config: TrainConfig, spec: EnvSpec, device: torch.device) -> tuple[float, str]:
+    """And what was taken for granted."""
     engine, _ = settings_beside_training(config, device)
-    evaluator = make_evaluator(config, make_acting_agent(config, env.spec, engine), engine)
-    wanted = config.eval
+    evaluator = make_evaluator(config, make_acting_agent(config, spec, engine), engine)
+    wanted, family = config.eval, family_of(config.task)
     began, steps = time.perf_counter(), 0
 
     def stopping() -> bool:
@@ -82,55 +89,44 @@ def cost_of(config: TrainConfig) -> Cost:
         )
 
     evaluator.stopping = stopping
-    assumed = ""
     try:
         evaluator.evaluate(0, episodes=wanted.episodes, min_agent_steps=wanted.min_agent_steps)
-        evaluation = time.perf_counter() - began
+        return time.perf_counter() - began, ""
     except EvaluationStopped:
         per_step = (time.perf_counter() - began) / (steps - WARM_STEPS)
-        length, at_once = env.spec.max_episode_agent_steps, family_of(config.task).episodes_at_once
-        if family_of(config.task).scores or length is None:
-            length = GAME_AGENT_STEPS
-            if not wanted.min_agent_steps:
-                assumed = f" if episodes have {length:,} agent steps"
-        at_once = at_once if wanted.min_agent_steps else min(at_once, wanted.episodes)
-        evaluation = (wanted.min_agent_steps or wanted.episodes * length) / at_once * per_step
     finally:
         evaluator.close()
-    resolved = EngineSettings.resolve(config.engine, device, config.agent, updates=0)
-    return Cost(_seconds_per_agent_step(config), evaluation, resolved.eval_process, assumed)
+    if wanted.min_agent_steps:
+        return wanted.min_agent_steps / family.episodes_at_once * per_step, ""
+    length, assumed = spec.max_episode_agent_steps, ""
+    if family.scores or length is None:
+        length, assumed = GAME_AGENT_STEPS, f" if episodes have {GAME_AGENT_STEPS:,} agent steps"
+    return wanted.episodes * length / min(family.episodes_at_once, wanted.episodes) * per_step, assumed
 
 
-def _seconds_per_agent_step(config: TrainConfig) -> float:
+def _seconds_per_agent_step(config: TrainConfig, env: Environment, engine: EngineSettings) -> float:
     """The slower of an environment step and the updates beside it."""
-    device = choose_device(config.device)
-    scale = max(config.agent.batch_size / CPU_BATCH, 1.0) if device.type == "cpu" else 1.0
+    scale = max(config.agent.batch_size / CPU_BATCH, 1.0) if engine.device.type == "cpu" else 1.0
     agent_config = dataclasses.replace(config.agent, batch_size=int(config.agent.batch_size / scale))
-    engine = EngineSettings.resolve(config.engine, device, config.agent, updates=0)
     backend = FastBackend(engine)
-    env = make_env(config)
-    try:
-        agent = make_agent(env.spec, agent_config, backend, seed=0)
-        replay = make_replay(env.spec, config.agent, backend, 2 * ENV_STEPS)
-        replay.begin(env.reset(0))
-        started = time.perf_counter()
-        for agent_step in range(ENV_STEPS):
-            action = random_action(env.spec, 0, agent_step)
-            step = env.step(action)
-            replay.add(action, step.reward, step.discount, step.done, step.frame)
-            if step.done:
-                replay.begin(env.reset(agent_step + 1))
-        env_seconds = (time.perf_counter() - started) / ENV_STEPS
-    finally:
-        env.close()
-
+    agent = make_agent(env.spec, agent_config, backend, seed=0)
+    replay = make_replay(env.spec, config.agent, backend, 2 * ENV_STEPS)
+    replay.begin(env.reset(0))
+    started = time.perf_counter()
+    for agent_step in range(ENV_STEPS):
+        action = random_action(env.spec, 0, agent_step)
+        step = env.step(action)
+        replay.add(action, step.reward, step.discount, step.done, step.frame)
+        if step.done:
+            replay.begin(env.reset(agent_step + 1))
+    env_seconds = (time.perf_counter() - started) / ENV_STEPS
     learner = Learner(agent, replay, backend, seed=0)
 
     def two_updates() -> float:
         before = time.perf_counter()
         learner.update()
         learner.update()
-        if device.type == "cuda":
+        if engine.device.type == "cuda":
             torch.cuda.synchronize()
         return (time.perf_counter() - before) / 2
 

@@ -24,16 +24,7 @@ from drq.config import TrainConfig
 from drq.envs import family_of
 from drq.errors import UserError, install_command
 from drq.launch import node, process, transfer
-from drq.launch.pools import (
-    CORES_PER_CPU_RUN,
-    Ended,
-    Job,
-    Jobs,
-    computed_with,
-    how_it_ended,
-    job_to_json,
-    most_per_gpu,
-)
+from drq.launch.pools import CORES_PER_CPU_RUN, Ended, Job, Jobs, computed_with, how_it_ended, job_to_json, most_per_gpu
 from drq.launch.suite_folder import SuiteFolder
 from drq.launch.transfer import Outbox, Piece, RunStore, batches, below, receive
 from drq.suites import Run
@@ -136,7 +127,7 @@ class _Hosted:
 
 @dataclass
 class RayPool:
-    """As many runs at a time as the cluster has room for."""
+    """What `LocalPool` is, with as many runs at a time as the cluster has room for."""
 
     folder: SuiteFolder
     jobs: Jobs

@@ -98,24 +98,28 @@ def seconds_needed(statuses: Sequence[RunStatus]) -> list[float]:
     A run without a speed of its own takes that of others with its setting, else that of all. Where one of its setting
     is finished, it is expected to take as long in all: the last evaluation comes after the last step.
     """
-    measured = [status for status in statuses if status.rate]
-    by_setting: dict[str, list[float]] = defaultdict(list)
-    whole: dict[str, list[float]] = defaultdict(list)
-    for status in measured:
-        by_setting[status.run.label].append(1 / (status.rate or 1.0))
-        if status.state == "finished":
-            whole[status.run.label].append(1 / (status.rate or 1.0))
-    if not measured:
+    paces = [1 / status.rate for status in statuses if status.rate]
+    if not paces:
         return []
-    overall = fmean(seconds for group in by_setting.values() for seconds in group)
+    overall, by_setting = fmean(paces), _paces(statuses)
+    whole = _paces([status for status in statuses if status.state == "finished"])
 
     def needed(status: RunStatus) -> float:
-        others, finished = by_setting.get(status.run.label), whole.get(status.run.label)
-        per_step = 1 / status.rate if status.rate else fmean(others) if others else overall
-        in_all = status.run.steps * fmean(finished) if finished else 0.0
+        label = status.run.label
+        per_step = 1 / status.rate if status.rate else by_setting.get(label, overall)
+        in_all = status.run.steps * whole.get(label, 0.0)
         return 0.0 if status.state == "finished" else max(status.left * per_step, in_all - (status.seconds or 0.0))
 
     return [needed(status) for status in statuses]
+
+
+def _paces(statuses: Sequence[RunStatus]) -> dict[str, float]:
+    """Mean seconds a step of each setting."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for status in statuses:
+        if status.rate:
+            found[status.run.label].append(1 / status.rate)
+    return {label: fmean(each) for label, each in found.items()}
 
 
 def seconds_left(statuses: Sequence[RunStatus], jobs: int) -> tuple[float, int] | None:

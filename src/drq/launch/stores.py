@@ -7,10 +7,8 @@ but the checkpoints, below runs/.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import socket
 import threading
 import time
 import uuid
@@ -23,6 +21,7 @@ from drq.launch.pools import Ended, Job, LocalPool
 from drq.launch.suite_folder import SuiteFolder
 from drq.launch.transfer import Outbox, RunStore, below
 from drq.suites import Run, slug
+from drq.training.lock import read_holder, this_process
 
 COPY_SECONDS = 10.0
 """Between two looks at what a run on this machine has to be copied."""
@@ -77,18 +76,15 @@ def stored(store: RunStore, folder: SuiteFolder) -> Iterator[None]:
 @contextmanager
 def owned(store: RunStore) -> Iterator[None]:
     """Within this context the suite in a store is this command's; UserError where it is another's."""
-    me = {"host": socket.gethostname(), "process": os.getpid(), "id": uuid.uuid4().hex}
-    try:
-        other = json.loads(store.read_text(OWNER) or "{}")
-        taken = bool(other) and time.time() - other["beat"] < SILENT_SECONDS and not _dead(other)
-    except (ValueError, KeyError, TypeError):
-        taken = False  # nothing that a command wrote
-    if taken:
+    text = store.read_text(OWNER) or ""
+    other = read_holder(text)  # None: nobody, or nothing that a command wrote
+    beat_at = json.loads(text).get("beat") if other else None
+    if other and not other.gone and isinstance(beat_at, float) and time.time() - beat_at < SILENT_SECONDS:
         raise UserError(
-            f"{store.url} is being worked on by process {other['process']} on {other['host']}: wait for it, or stop "
-            "it; commands on many machines can share a folder on a disk, but not a store."
+            f"{store.url} is being worked on by {other}: wait for it, or stop it; commands on many machines can share "
+            "a folder on a disk, but not a store."
         )
-    over = threading.Event()
+    me, over = this_process()._asdict(), threading.Event()
 
     def beat() -> None:
         store.write_text(OWNER, json.dumps({**me, "beat": time.time()}))
@@ -113,12 +109,6 @@ def _of_the_launcher(path: str) -> bool:
     """Whether a file is the launcher's own and not a run's: what runs printed, and why they failed."""
     top = ("suite.json", "best.toml")
     return path in top or PurePosixPath(path).parts[0] == "logs" or path.endswith("/error.txt")
-
-
-def _dead(owner: Mapping[str, object]) -> bool:
-    if owner["host"] != socket.gethostname():
-        return False
-    return not Path("/proc", str(owner["process"])).exists()
 
 
 class StoredPool(LocalPool):

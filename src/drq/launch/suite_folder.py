@@ -19,6 +19,7 @@ from drq.errors import UserError
 from drq.launch.claims import Claims, State
 from drq.settings import parse_json
 from drq.suites import Run, Suite, slug
+from drq.training.checkpoint_reader import descriptions
 from drq.training.folder import RunFolder, write_atomically
 from drq.training.lock import Holder, locked
 
@@ -72,7 +73,6 @@ class SuiteFolder:
         self._claims = Claims(path / ".claims")
 
     def read(self) -> SuiteRecord:
-        """What the folder holds."""
         try:
             if self.file.exists() and not self.file.is_file():
                 raise ValueError("it is no plain file")
@@ -129,7 +129,8 @@ class SuiteFolder:
                     f"{self.path} holds runs of {before.steps:,} steps, more than the {run.steps:,} asked for: "
                     f"say --steps {before.steps}, or choose another --dir."
                 )
-            if before.steps < run.steps and self._dropped(run):
+            listed = descriptions(self.run_path(run) / "checkpoint") if before.steps < run.steps else {}
+            if any(each.dropped for each in listed.values()):
                 raise UserError(
                     f"{self.run_path(run)} has finished {before.steps:,} steps and its replay was dropped: it cannot "
                     f"go on to {run.steps:,}: choose another --dir, with --keep-replay if its runs shall go on later."
@@ -141,25 +142,21 @@ class SuiteFolder:
     def open(self, suite: Suite) -> None:
         """Records the suite, beside what other commands have recorded."""
         self.joined(suite)  # refused before anything is made
+        until = time.monotonic() + PATIENCE
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._claim_file()
+            while not self._claims.take(self.file.name):
+                if time.monotonic() > until:
+                    raise UserError(f"{self.file} is being written by another command for long: stop that one.")
+                time.sleep(0.05)
             try:
-                record = self.joined(suite)
-                text = record.to_text()
+                text = self.joined(suite).to_text()
                 if not self.file.exists() or self.file.read_text(encoding="utf-8") != text:
                     write_atomically(self.file, text)
             finally:
                 self._claims.release(self.file.name)
         except OSError as error:
             raise UserError(f"{self.path} cannot be written ({error.strerror}): choose another --dir.") from error
-
-    def _claim_file(self) -> None:
-        until = time.monotonic() + PATIENCE
-        while not self._claims.take(self.file.name):
-            if time.monotonic() > until:
-                raise UserError(f"{self.file} is being written by another command for long: stop that one.")
-            time.sleep(0.05)
 
     def claim(self, run: Run) -> bool:
         """Whether the run is this command's now, until `release` or the end of the process."""
@@ -180,18 +177,10 @@ class SuiteFolder:
     def close(self) -> None:
         self._claims.release_all()
 
-    def _dropped(self, run: Run) -> bool:
-        latest = self.run_path(run) / "checkpoint" / "latest.json"
-        try:
-            return latest.is_file() and bool(json.loads(latest.read_bytes()).get("dropped"))
-        except (OSError, ValueError, AttributeError, RecursionError):
-            return False  # there is none, or the run itself will say what is wrong with it
-
     def run_path(self, run: Run) -> Path:
         return self.path / run.folder
 
     def log(self, run: Run) -> Path:
-        """What the run prints."""
         return self.path / "logs" / f"{'_'.join(run.folder.parts)}.log"
 
 

@@ -8,9 +8,9 @@ finished.json is the last of all. Only the standard library is imported at the t
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import posixpath
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -60,8 +60,11 @@ class Outbox:
             except FileNotFoundError:
                 if path in named:
                     return  # a checkpoint after the next has replaced it: the next look sees that one
-        for each in lists:
-            yield from self._text(each.path, each.text)
+        for each in lists:  # as it was read before: what is there now may be newer than what was sent
+            key = len(each.text), hash(each.text)
+            if self._sent.get(each.path) != key:
+                yield WHOLE, each.path, 0, each.text, True
+                self._sent[each.path] = key
         for path in [path for path in self._sent if in_checkpoint(path) and path.endswith(".safetensors")]:
             if path not in named:
                 yield REMOVE, path, 0, b"", True
@@ -80,7 +83,8 @@ class Outbox:
             if in_checkpoint(path) and posixpath.basename(path) in ("previous.json", "latest.json"):
                 text = (self.root / path).read_bytes()
                 beside = posixpath.dirname(path)
-                names = [posixpath.join(beside, name) for name in _named(text)]
+                named = {name.decode() for name in re.findall(rb'"([\w.-]+\.safetensors)"', text)}
+                names = [posixpath.join(beside, name) for name in named]
                 if b'"dropped": true' in text:  # the replay of a finished run, which is still named
                     names = [each for each in names if (self.root / each).exists()]
                 lists.append(FileList(path, text, names))
@@ -122,13 +126,6 @@ class Outbox:
                     break
         self._sent[path], self._checksums[path] = now, checksum
 
-    def _text(self, path: str, text: bytes) -> Iterator[Piece]:
-        """A small file as it was read before: what is there now may be newer than what was sent."""
-        key = len(text), hash(text)
-        if self._sent.get(path) != key:
-            yield WHOLE, path, 0, text, True
-            self._sent[path] = key
-
 
 def _stamp(found: os.stat_result) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
@@ -136,21 +133,6 @@ def _stamp(found: os.stat_result) -> tuple[int, int]:
 
 def in_checkpoint(path: str) -> bool:
     return posixpath.basename(posixpath.dirname(path)) == "checkpoint"
-
-
-def _named(text: bytes) -> set[str]:
-    """The files that a checkpoint's list names."""
-    try:
-        return set(_tensors(json.loads(text)))
-    except ValueError:
-        return set()  # damaged: whoever reads it will say so
-
-
-def _tensors(plain: Any) -> Iterator[str]:
-    if isinstance(plain, str) and plain.endswith(".safetensors") and posixpath.basename(plain) == plain:
-        yield plain
-    for inner in plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list) else ():
-        yield from _tensors(inner)
 
 
 def receive(root: Path, pieces: Iterable[Piece]) -> None:

@@ -60,7 +60,10 @@ def _suite(table: dict[str, Any], stem: str, named: Iterable[str]) -> Suite:
     tasks = tuple(find_task(name, FAMILIES, imports) for name in _texts(table, "tasks"))
     _refuse_repeated("task", tasks)
     preset = _text(table, "preset", presets.default_preset(tasks[0]))
-    steps = _whole(table, "steps", presets.preset_values(preset, tasks[0]).steps)
+    default = presets.preset_values(preset, tasks[0]).steps
+    steps = table.get("steps", default)
+    if not _positive(steps):
+        raise UserError(f"`steps` is {steps!r}: give it a whole number above 0, such as steps = {default}.")
     suite = Suite(
         name=_text(table, "name", stem),
         shows=_text(table, "shows", ""),
@@ -143,13 +146,6 @@ def _texts(table: dict[str, Any], key: str) -> list[str]:
         what = "missing" if value is None else repr(value)
         raise UserError(f"`{key}` is {what}: give it a list of texts, such as {key} = {example}.")
     return value
-
-
-def _whole(table: dict[str, Any], key: str, default: int) -> int:
-    value = table.get(key, default)
-    if not _positive(value):
-        raise UserError(f"`{key}` is {value!r}: give it a whole number above 0, such as {key} = {default}.")
-    return int(value)
 
 
 def _seeds(value: Any) -> tuple[int, ...]:

@@ -17,21 +17,10 @@ THREE_TASKS = ("dmc/cartpole-swingup", "dmc/cheetah-run", "dmc/walker-walk")
 PLANET_TASKS = tuple(presets.PLANET_ACTION_REPEAT)
 
 DREAMER_TASKS = (
-    "dmc/ball_in_cup-catch",
-    "dmc/cartpole-balance",
-    "dmc/cartpole-balance_sparse",
-    "dmc/cartpole-swingup",
-    "dmc/cartpole-swingup_sparse",
-    "dmc/cheetah-run",
-    "dmc/finger-spin",
-    "dmc/hopper-hop",
-    "dmc/hopper-stand",
-    "dmc/pendulum-swingup",
-    "dmc/reacher-easy",
-    "dmc/reacher-hard",
-    "dmc/walker-run",
-    "dmc/walker-stand",
-    "dmc/walker-walk",
+    *("dmc/ball_in_cup-catch", "dmc/cartpole-balance", "dmc/cartpole-balance_sparse", "dmc/cartpole-swingup"),
+    *("dmc/cartpole-swingup_sparse", "dmc/cheetah-run", "dmc/finger-spin", "dmc/hopper-hop", "dmc/hopper-stand"),
+    *("dmc/pendulum-swingup", "dmc/reacher-easy", "dmc/reacher-hard"),
+    *("dmc/walker-run", "dmc/walker-stand", "dmc/walker-walk"),
 )
 
 ENCODER_TITLES = {"sac-ae": "SAC-AE", "nature": "Nature", "dreamer": "Dreamer", "impala": "IMPALA", "d4pg": "D4PG"}
@@ -49,6 +38,10 @@ AUGMENTATION_TITLES = {
 NO_AUGMENTATION = {"agent.augmentation": "none", "agent.k": 1, "agent.m": 1}
 
 TEN_SEEDS = tuple(range(1, 11))
+
+
+def _ablation(name: str, shows: str, *settings: Setting) -> Suite:
+    return Suite(name, shows, "ablation", THREE_TASKS, settings, TEN_SEEDS, steps=500_000)
 
 
 def _views(k: int, m: int) -> Setting:
@@ -117,41 +110,21 @@ _ALL = (
         seeds=(1, 2, 3, 4, 5),
         steps=100_000,
     ),
-    Suite(
-        "encoders",
-        "over-fitting: five encoders with and without random shifts",
-        preset="ablation",
-        tasks=THREE_TASKS,
-        settings=_encoders(),
-        seeds=TEN_SEEDS,
-        steps=500_000,
-    ),
-    Suite(
+    _ablation("encoders", "over-fitting: five encoders with and without random shifts", *_encoders()),
+    _ablation(
         "versions",
         "what each part of DrQ adds: SAC, then random shifts, target views, loss views",
-        preset="ablation",
-        tasks=THREE_TASKS,
-        settings=(Setting("SAC", NO_AUGMENTATION), _views(1, 1), _views(2, 1), _views(2, 2)),
-        seeds=TEN_SEEDS,
-        steps=500_000,
+        *(Setting("SAC", NO_AUGMENTATION), _views(1, 1), _views(2, 1), _views(2, 2)),
     ),
-    Suite(
+    _ablation(
         "augmentations",
         "six image augmentations in DrQ K=2 M=2",  # the paper does not say which K and M: its final ones
-        preset="ablation",
-        tasks=THREE_TASKS,
-        settings=tuple(Setting(title, {"agent.augmentation": name}) for name, title in AUGMENTATION_TITLES.items()),
-        seeds=TEN_SEEDS,
-        steps=500_000,
+        *(Setting(title, {"agent.augmentation": name}) for name, title in AUGMENTATION_TITLES.items()),
     ),
-    Suite(
+    _ablation(
         "km",
         "the grid of K and M",
-        preset="ablation",
-        tasks=THREE_TASKS,
-        settings=tuple(_views(k, m) for k, m in product((1, 2, 4), (1, 2, 4))),  # the text names no values
-        seeds=TEN_SEEDS,
-        steps=500_000,
+        *(_views(k, m) for k, m in product((1, 2, 4), (1, 2, 4))),  # the text names no values
     ),
     Suite(
         "robustness",
@@ -171,18 +144,12 @@ _ALL = (
         seeds=TEN_SEEDS,
         steps=100_000,
     ),
-    Suite(
+    _ablation(
         "frozen-encoder",
         "random convolutions with augmentation against trained ones without",
-        preset="ablation",
-        tasks=THREE_TASKS,
-        settings=(
-            Setting("DrQ, frozen encoder", {"agent.freeze_encoder": True}),
-            Setting("SAC, trained encoder", NO_AUGMENTATION),
-            Setting("DrQ, trained encoder"),
-        ),
-        seeds=TEN_SEEDS,
-        steps=500_000,
+        Setting("DrQ, frozen encoder", {"agent.freeze_encoder": True}),
+        Setting("SAC, trained encoder", NO_AUGMENTATION),
+        Setting("DrQ, trained encoder"),
     ),
     Suite(
         "state",

@@ -54,17 +54,14 @@ def read_search(table: Mapping[str, Any]) -> tuple[Search, list[Overrides]]:
         least = {"keep": 2, "seed": 0}.get(key, 1)
         if type(value) is not int or value < least:
             raise UserError(f"`{key}` in [search] is {value!r}: give it a whole number from {least} up.")
-    samples = numbers.get("samples")
-    if samples is None:
-        if ranges := [name for name, axis in space.items() if isinstance(axis, _Range)]:
-            raise UserError(f"{ranges[0]!r} is a range, which has no end of values: say samples = 20, or list some.")
-        count = math.prod(len(axis) for axis in space.values() if isinstance(axis, list))
-    else:
-        count = samples
+    samples, lists = numbers.get("samples"), {name: axis for name, axis in space.items() if isinstance(axis, list)}
+    if samples is None and (ranges := [name for name in space if name not in lists]):
+        raise UserError(f"{ranges[0]!r} is a range, which has no end of values: say samples = 20, or list some.")
+    count = math.prod(map(len, lists.values())) if samples is None else samples
     if count > MOST:
         raise UserError(f"The search has {count:,} settings: make it {MOST:,} or less.")
     if samples is None:
-        values = [dict(zip(space, each, strict=True)) for each in product(*space.values())]  # type: ignore[arg-type]
+        values = [dict(zip(lists, each, strict=True)) for each in product(*lists.values())]
     else:
         # A value hangs on its own name and number alone: more samples, or another axis, leave the others as they are.
         seed = numbers.get("seed", 1)

@@ -21,11 +21,7 @@ from drq.suites.search import Search
 
 MOST_SEEDS = 10_000
 OF_THE_SUITE = {
-    "task": "`tasks`",
-    "preset": "`preset`",
-    "seed": "`seeds`",
-    "steps": "`steps`",
-    "imports": "`imports`",
+    **{"task": "`tasks`", "preset": "`preset`", "seed": "`seeds`", "steps": "`steps`", "imports": "`imports`"},
     "dir": "--dir on the command line",
 }
 """Settings of a run that belong to the suite as a whole, and what says them there."""
@@ -102,20 +98,15 @@ class Suite:
         self, *, tasks: Iterable[str] | None = None, seeds: int | None = None, steps: int | None = None
     ) -> Suite:
         """The same suite on other tasks, with seeds 1 to `seeds`, or with another budget."""
-        changes: dict[str, object] = {}
-        if tasks is not None:
-            families = dict.fromkeys(split_task(task)[0] for task in self.tasks)
-            changes["tasks"] = tuple(dict.fromkeys(find_task(name, families, self.imports) for name in tasks))
+        families = dict.fromkeys(split_task(task)[0] for task in self.tasks)
+        found = self.tasks if tasks is None else [find_task(name, families, self.imports) for name in tasks]
         for name, value in (("--seeds", seeds), ("--steps", steps)):
             if value is not None and value < 1:
                 raise UserError(f"{name} is {value}: set it to 1 or more.")
         if seeds is not None and seeds > MOST_SEEDS:
             raise UserError(f"--seeds is {seeds}: set it to {MOST_SEEDS:,} or less.")
-        if seeds is not None:
-            changes["seeds"] = tuple(range(1, seeds + 1))
-        if steps is not None:
-            changes["steps"] = steps
-        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+        numbers = self.seeds if seeds is None else tuple(range(1, seeds + 1))
+        return dataclasses.replace(self, tasks=tuple(dict.fromkeys(found)), seeds=numbers, steps=steps or self.steps)
 
 
 @cache

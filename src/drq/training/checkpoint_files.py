@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +27,10 @@ from drq.settings import parse_json
 from drq.training.state import RunState
 
 LATEST, PREVIOUS = "latest.json", "previous.json"
+MOST = 2**53
+"""No counter is above it."""
+FORGOTTEN_EPISODES = 10_000
+"""So many times may a run have been resumed in an environment that did not come back to its episode."""
 
 PROGRESS = [
     field.name for field in fields(RunState) if field.name not in ("agent_step", "under_way", "pending", "best")
@@ -89,7 +95,7 @@ class Description:
         plain = parse_json(text)
         if "serial" in plain and plain.pop("sha256", None) != _sha256(_json(plain)):
             raise ValueError("its checksum is another")
-        return Description(
+        described = Description(
             **{
                 # An earlier version numbered its files by agent step: the next serial has to be above them.
                 "serial": plain["agent_step"],
@@ -99,6 +105,49 @@ class Description:
                 "best": BestFile(**plain["best"]) if plain.get("best") else None,
             }
         )
+        described.check()
+        return described
+
+    def check(self) -> None:
+        """Some error of Python's for what no run writes."""
+        if not isinstance(self.device, str):
+            raise ValueError("its device is no text")
+        for name in self.files:
+            if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+                raise ValueError(f"it names a file {name!r}")
+        step, progress = self.agent_step, self.progress
+        stored = step + progress.get("inherited", 0)
+        limits = [
+            ("agent_step", step, MOST),
+            ("serial", self.serial, MOST),
+            ("updates", self.updates, MOST),
+            ("episode", progress["episode"], step + FORGOTTEN_EPISODES),
+            ("evaluated", progress["evaluated"], step),
+            *(("under_way", number, step + FORGOTTEN_EPISODES) for number, _ in self.under_way),
+            *((f"log_sizes.{name}", progress["log_sizes"][name], MOST) for name in ("train", "eval")),
+            ("eval_rows", progress.get("eval_rows") or 0, MOST),
+            ("inherited", progress.get("inherited", 0), MOST),
+            *(("pending", pending, step) for pending in self.pending),
+            *([("best", self.best.agent_step, step)] if self.best else []),
+        ]
+        for stream in self.replay:
+            limits += [
+                ("transitions_added", stream["transitions_added"], stored),
+                ("frames_added", stream["frames_added"], 2 * stored + FORGOTTEN_EPISODES),
+                ("oldest", stream["oldest"], stream["transitions_added"]),
+                ("age", stream["age"] + 1, step + 1),
+            ]
+        for segment in self.segments:
+            for (transitions, frames), stream in zip(segment.marks, self.replay, strict=True):
+                limits.append((f"the end of {segment.file}", transitions, stream["transitions_added"]))
+                limits.append((f"the end of {segment.file}", frames, stream["frames_added"]))
+        for name, count, most in limits:
+            if type(count) is not int or not 0 <= count <= most:
+                raise ValueError(f"{name} is {count!r}")
+        numbers = [progress["seconds"], progress["last_return"] or 0.0, *(score for _, score in self.under_way)]
+        numbers += [self.best.return_mean] if self.best else []
+        if not all(math.isfinite(number) for number in (*numbers, *progress["metrics"].values())):
+            raise ValueError("it has a number that is not finite")
 
     def to_text(self) -> str:
         plain = json.loads(_json(asdict(self)))  # as it will be read: tuples are lists
@@ -108,7 +157,6 @@ class Description:
 
     @property
     def files(self) -> list[str]:
-        """Every file of the checkpoint."""
         best = [self.best.file] if self.best else []
         return [self.state, *(segment.file for segment in self.segments), *best]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import sys
 from collections.abc import Callable, Iterator
 from operator import le
@@ -29,10 +28,6 @@ T = TypeVar("T")
 
 DAMAGE = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What reading a damaged file may raise."""
-MOST = 2**53
-"""No counter is above it."""
-FORGOTTEN_EPISODES = 10_000
-"""So many times may a run have been resumed in an environment that did not come back to its episode."""
 
 
 def exists(folder: Path) -> bool:
@@ -53,7 +48,7 @@ def newest_whole(folder: Path, read: Callable[[Description], T]) -> tuple[T, str
     for name in (LATEST, PREVIOUS):
         refuse_odd(folder / name, folders=[folder])
         try:
-            return read(read_description(folder / name)), problem
+            return read(Description.from_text((folder / name).read_text(encoding="utf-8"))), problem
         except DAMAGE as error:
             problem = problem or reason(error)
     raise UserError(
@@ -62,20 +57,13 @@ def newest_whole(folder: Path, read: Callable[[Description], T]) -> tuple[T, str
     )
 
 
-def read_description(file: Path) -> Description:
-    """One of `DAMAGE` for what no run writes."""
-    described = Description.from_text(file.read_text(encoding="utf-8"))
-    check_description(described)
-    return described
-
-
 def descriptions(folder: Path) -> dict[Path, Description]:
     """Those that can be read, the newest last."""
     found = {}
     for file in (folder / PREVIOUS, folder / LATEST):
         try:
             if file.is_file():
-                found[file] = read_description(file)
+                found[file] = Description.from_text(file.read_text(encoding="utf-8"))
         except DAMAGE:
             continue
     return found
@@ -187,48 +175,6 @@ def _run_state(described: Description, state: dict[str, Tensor], learner: Learne
         pending={number: _beginning_with(f"evaluation.{number}.", state) for number in described.pending},
         **{name: described.progress[name] for name in PROGRESS if name in described.progress},
     )
-
-
-def check_description(described: Description) -> None:
-    """Raises one of `DAMAGE` for what no run writes."""
-    if not isinstance(described.device, str):
-        raise ValueError("its device is no text")
-    for name in described.files:
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise ValueError(f"it names a file {name!r}")
-    step, progress = described.agent_step, described.progress
-    stored = step + progress.get("inherited", 0)
-    limits = [
-        ("agent_step", step, MOST),
-        ("serial", described.serial, MOST),
-        ("updates", described.updates, MOST),
-        ("episode", progress["episode"], step + FORGOTTEN_EPISODES),
-        ("evaluated", progress["evaluated"], step),
-        *(("under_way", number, step + FORGOTTEN_EPISODES) for number, _ in described.under_way),
-        *((f"log_sizes.{name}", progress["log_sizes"][name], MOST) for name in ("train", "eval")),
-        ("eval_rows", progress.get("eval_rows") or 0, MOST),
-        ("inherited", progress.get("inherited", 0), MOST),
-        *(("pending", pending, step) for pending in described.pending),
-        *([("best", described.best.agent_step, step)] if described.best else []),
-    ]
-    for stream in described.replay:
-        limits += [
-            ("transitions_added", stream["transitions_added"], stored),
-            ("frames_added", stream["frames_added"], 2 * stored + FORGOTTEN_EPISODES),
-            ("oldest", stream["oldest"], stream["transitions_added"]),
-            ("age", stream["age"] + 1, step + 1),
-        ]
-    for segment in described.segments:
-        for (transitions, frames), stream in zip(segment.marks, described.replay, strict=True):
-            limits.append((f"the end of {segment.file}", transitions, stream["transitions_added"]))
-            limits.append((f"the end of {segment.file}", frames, stream["frames_added"]))
-    for name, count, most in limits:
-        if type(count) is not int or not 0 <= count <= most:
-            raise ValueError(f"{name} is {count!r}")
-    numbers = [progress["seconds"], progress["last_return"] or 0.0, *(score for _, score in described.under_way)]
-    numbers += [described.best.return_mean] if described.best else []
-    if not all(math.isfinite(number) for number in (*numbers, *progress["metrics"].values())):
-        raise ValueError("it has a number that is not finite")
 
 
 def _check_budget(described: Description, schedule: Schedule) -> None:

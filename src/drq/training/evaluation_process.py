@@ -39,7 +39,7 @@ def end_with_training() -> None:
 def serve(pipe: Connection) -> None:
     """Plays requests until the pipe closes: first the run's configuration, then request and weights by turns.
 
-    Answers are lists, as `Result` has them; before them come tables that say how far the evaluation is."""
+    Answers are lists of scores and info; before them come tables that say how far the evaluation is."""
     config = config_from_json(json.loads(pipe.recv_bytes()))
     engine, threads = settings_beside_training(config, choose_device(config.device))
     engine.apply_globally()

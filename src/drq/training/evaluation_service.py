@@ -50,22 +50,16 @@ class EvaluationRequest:
     """Where to put a video of the first episode."""
 
 
-class Result(NamedTuple):
-    """What came of an evaluation."""
-
-    scores: list[float]
-    """Of each episode."""
-    info: dict[str, float]
-    """The means of numbers that the environment put into `info`."""
-
-
 class PlayedEvaluation(NamedTuple):
     """An evaluation that is over."""
 
     request: EvaluationRequest
-    result: Result
     weights: Snapshot
     """Those that it was played with."""
+    scores: list[float]
+    """Of each episode."""
+    info: dict[str, float]
+    """The means of numbers that the environment put into `info`."""
 
 
 def make_evaluator(config: TrainConfig, agent: Agent, engine: EngineSettings, parallel: int | None = None) -> Evaluator:
@@ -144,8 +138,8 @@ class InlineEvaluation:
     def submit(self, agent: Agent, request: EvaluationRequest) -> None:
         """Asks for an evaluation of the agent as it is now. It is the same agent every time, further trained."""
         try:
-            result = self.play(agent, request)
-            self._done.append(PlayedEvaluation(request, result, Snapshot.of(agent.modules.state_dict())))
+            played = self.play(agent, request)
+            self._done.append(PlayedEvaluation(request, Snapshot.of(agent.modules.state_dict()), *played))
         except EvaluationStopped:
             self._stopped[request.agent_step] = Snapshot.of(agent.modules.state_dict()).on_host()
 
@@ -162,14 +156,15 @@ class InlineEvaluation:
         """Makes the environments, so that the first evaluation need not."""
         self._evaluator_of(agent).prepare(**self._length)
 
-    def play(self, agent: Agent, request: EvaluationRequest) -> Result:
+    def play(self, agent: Agent, request: EvaluationRequest) -> tuple[list[float], dict[str, float]]:
+        """Scores and info, as `PlayedEvaluation` has them."""
         evaluation = self._evaluator_of(agent).evaluate(request.seed, **self._length, video=request.video is not None)
         if request.video is not None:
             try:
                 save_video(Path(request.video), evaluation.episodes[0].video)
             except (OSError, RuntimeError) as error:  # a full disk, of which the encoder only says that it broke
                 print(f"The video {request.video} could not be written ({error}).", file=sys.stderr)
-        return Result([float(score) for score in evaluation.scores], evaluation.info)
+        return evaluation.scores.tolist(), evaluation.info
 
     @property
     def _length(self) -> dict[str, Any]:
@@ -200,8 +195,7 @@ class SubprocessEvaluation:
 
     def __init__(self, config: TrainConfig, fallback: InlineEvaluation) -> None:
         self._fallback = fallback
-        self._agent: Agent | None = None
-        self._pending: list[tuple[EvaluationRequest, Snapshot]] = []
+        self._pending: list[tuple[Agent, EvaluationRequest, Snapshot]] = []
         self._process, self._pipe = start_child("drq.training.evaluation_process")
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
         self._pipe.send_bytes(json.dumps(config_to_json(config)).encode())
@@ -214,14 +208,13 @@ class SubprocessEvaluation:
         self.resume(agent, request, agent.modules.state_dict())
 
     def resume(self, agent: Agent, request: EvaluationRequest, weights: Weights) -> None:
-        self._agent = agent
         snapshot = Snapshot.of({name: weights[name] for name in agent.modules.state_dict()})
-        self._pending.append((request, snapshot))
+        self._pending.append((agent, request, snapshot))
         # The other process reads only between two evaluations, and training must not wait for that.
         self._sender.submit(self._send, request, snapshot)
 
     def pending(self) -> dict[int, Weights]:
-        return {request.agent_step: weights.copies for request, weights in self._pending}
+        return {request.agent_step: weights.copies for _, request, weights in self._pending}
 
     def _send(self, request: EvaluationRequest, weights: Snapshot) -> None:
         with contextlib.suppress(OSError):  # it has ended: collect notices, and plays what is pending here
@@ -231,18 +224,20 @@ class SubprocessEvaluation:
     def collect(self, *, wait: bool, leave: int = 0) -> list[PlayedEvaluation]:
         done = []
         while self._pending and self._answered(wait=wait and len(self._pending) > leave):
-            request, weights = self._pending[0]
+            agent, request, weights = self._pending[0]
             try:
                 answer = json.loads(self._pipe.recv_bytes())
             except (EOFError, OSError):
+                print("The evaluation process has ended; this process evaluates instead.", file=sys.stderr)
                 try:
-                    answer = self._play_inline(request, weights)
+                    with other_weights(agent, weights.copies):
+                        answer = self._fallback.play(agent, request)
                 except EvaluationStopped:
                     break
             if isinstance(answer, dict):
                 self._fallback.show_progress(answer["done"], answer["of"], answer["unit"])
                 continue
-            done.append(PlayedEvaluation(request, Result(*answer), weights))
+            done.append(PlayedEvaluation(request, weights, *answer))
             self._pending.pop(0)
         return done
 
@@ -255,12 +250,6 @@ class SubprocessEvaluation:
         except OSError:
             pass
         return True
-
-    def _play_inline(self, request: EvaluationRequest, weights: Snapshot) -> Result:
-        print("The evaluation process has ended; this process evaluates instead.", file=sys.stderr)
-        assert self._agent is not None
-        with other_weights(self._agent, weights.copies):
-            return self._fallback.play(self._agent, request)
 
     def close(self) -> None:
         self._process.terminate()

@@ -135,9 +135,7 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
         self.finished_file = path / "finished.json"
         self.error_file = path / "error.txt"
-        """Why a run failed, with the whole trace."""
         self.lock_file = path / ".lock"
-        """Who works on the run."""
 
     def refuse_odd(self) -> None:
         """Refuses a folder of which a part leads elsewhere. The folder itself may be reached through a link."""
@@ -265,11 +263,10 @@ class RunFolder:
 
     @property
     def config(self) -> TrainConfig:
-        """The run's settings."""
         return self.config_like(None)
 
     def config_like(self, agent: AgentConfig | None) -> TrainConfig:
-        """The same, where the agent may be one of the user's own, with settings like these."""
+        """The settings, where the agent may be one of the user's own, with settings like these."""
         described = self.description
         try:
             config = config_from_json(described["config"], agent)

@@ -38,7 +38,10 @@ def begin_with(config: TrainConfig, learner: Learner) -> tuple[str, int]:
     if not config.init_replay:
         return f"{text}.", 0
     _check_same_task(source, there, learner.replay.spec)
-    count = _copy(_replay_of(folder, there), learner.replay)
+    before = folder.config
+    capacity = before.replay.capacity or Schedule(before).agent_steps
+    kept = read_replay(folder.checkpoint, lambda streams: Replay(there, capacity, streams=streams))  # on the CPU
+    count = _copy(kept, learner.replay)
     return f"{text}, and with {count:,} transitions of its replay.", count
 
 
@@ -87,13 +90,6 @@ def _check_same_task(source: Path, there: EnvSpec, here: EnvSpec) -> None:
                 f"The replay of {source} does not fit this run ({name} is {one} there and {other} here): "
                 "leave --init-replay out."
             )
-
-
-def _replay_of(folder: RunFolder, spec: EnvSpec) -> Replay:
-    """The replay of a run, on the CPU."""
-    config = folder.config
-    capacity = config.replay.capacity or Schedule(config).agent_steps
-    return read_replay(folder.checkpoint, lambda streams: Replay(spec, capacity, streams=streams))
 
 
 def _copy(source: Replay, into: Replay) -> int:

@@ -148,10 +148,10 @@ class Logs:
 def _tensorboard(folder: RunFolder, purge_from: int | None) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(folder.tensorboard), purge_step=purge_from)
     except ImportError:
         return None  # an installation without it still trains
-    try:
-        return SummaryWriter(str(folder.tensorboard), purge_step=purge_from)
     except OSError as error:
         print(f"TensorBoard's files are not written ({error}); the CSV files are.", file=sys.stderr)
         return None

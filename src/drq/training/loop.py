@@ -41,7 +41,6 @@ class Loop:
     state: RunState
     """What is saved, and found again."""
     schedule: Schedule
-    """What is due when."""
     clock: Clock
     learner: Learner
     episodes: Episodes
@@ -131,7 +130,6 @@ class Loop:
             raise KeyboardInterrupt
 
     def save(self) -> None:
-        """Makes a checkpoint."""
         self.episodes.store()
         self.state.seconds = self.clock.seconds
         self.state.log_sizes, self.state.eval_rows = self.logs.sizes(), self.logs.eval.rows
@@ -162,7 +160,7 @@ class Loop:
             self._tell("on_evaluation")
 
     def _log_evaluation(self, played: PlayedEvaluation) -> dict[str, float]:
-        request, (scores, info) = played.request, played.result
+        request, weights, scores, info = played
         if request.agent_step in self._asked:
             self.clock.evaluated(self.clock.seconds - self._asked.pop(request.agent_step))
         mean, std = float(np.mean(scores)), float(np.std(scores))
@@ -176,7 +174,7 @@ class Loop:
             **{f"{INFO}{name}": value for name, value in info.items()},
         }
         self.logs.log_eval(row)
-        self._keep_if_best(request.agent_step, mean, played.weights)
+        self._keep_if_best(request.agent_step, mean, weights)
         self.progress.say(
             f"{self.schedule.text(request.agent_step)}: return {mean:.1f} ± {std:.1f} over {len(scores)} episodes"
             f"{normalised_text(mean, self.spec)}{info_text(info)}, {duration(self.clock.seconds)}"

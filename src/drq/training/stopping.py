@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from drq.training.clock import Stopwatch
@@ -17,29 +17,38 @@ STOPPED_AFTER = 5.0
 """Seconds without an answer, after which somebody who asks the run to stop need not wait for one."""
 
 
+@contextmanager
+def handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Has Ctrl-C and SIGTERM handled so. Only a main thread is sent signals: others have no say in them."""
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {each: signal.signal(each, handler) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, previous in before.items():
+            signal.signal(each, previous)
+
+
 class StopSignal:
     """Turns a first Ctrl-C or SIGTERM inside its `with` block into a request, which the loop answers between two steps.
 
-    A second one ends the process as if there were no such block. Only a main thread is sent signals: in others there
-    is never a request.
+    A second one ends the process as if there were no such block.
     """
 
     def __init__(self) -> None:
         self.requested = False
-        self._handlers: dict[signal.Signals, Any] = {}
+        self._handling = ExitStack()
 
-    def __enter__(self) -> StopSignal:
-        if threading.current_thread() is threading.main_thread():
-            self._handlers = {each: signal.signal(each, self._request) for each in (signal.SIGINT, signal.SIGTERM)}
-        return self
+    def __enter__(self) -> None:
+        self._handling.enter_context(handled_by(self._request))
 
     def __exit__(self, *error: object) -> None:
-        for each, handler in self._handlers.items():
-            signal.signal(each, handler)
+        self._handling.close()
 
     def _request(self, number: int, frame: object) -> None:
         self.requested = True
-        self.__exit__()
+        self._handling.close()
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             # As in the background of a shell script: there a hanging environment could not be left any more.
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -33,10 +33,8 @@ def check_video(path: Path) -> None:
         raise UserError(NO_FFMPEG)
 
 
-def save_video(path: Path, frames: list[NDArray[np.uint8]], fps: int = 25) -> None:
+def save_video(path: Path, frames: list[NDArray[np.uint8]]) -> None:
     """Writes an mp4 that browsers play. The file appears whole or not at all."""
-    if not ffmpeg_available():
-        raise UserError(NO_FFMPEG)
     import imageio.v2 as imageio
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +42,7 @@ def save_video(path: Path, frames: list[NDArray[np.uint8]], fps: int = 25) -> No
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            imageio.mimsave(unfinished, [_even(frame) for frame in frames], fps=fps, macro_block_size=1)
+            imageio.mimsave(unfinished, [_even(frame) for frame in frames], fps=25, macro_block_size=1)
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
