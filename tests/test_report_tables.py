@@ -216,10 +216,10 @@ def test_grids_are_found_where_settings_are_crossed(tmp_path: Path) -> None:
     found = {grid.title: grid for grid in tables.grids(runs_of(tmp_path))}
     assert set(found) == {"K and M", "Robustness"}
     km, robust = found["K and M"], found["Robustness"]
-    assert (km.columns, km.rows, km.panels) == ((1, 2), (1, 2), (None,))
+    assert km.values == ((1, 2), (1, 2))
     for (k, m), members in folders.items():
-        assert km.cells[m, k, None].mean == pytest.approx(np.mean([evaluations(one)[100_000] for one in members]))
-    assert (robust.columns, robust.rows, robust.panels) == ((128, 512), (1e-4, 1e-3), (0.1, 0.2))
+        assert km.cells[m, k].mean == pytest.approx(np.mean([evaluations(one)[100_000] for one in members]))
+    assert robust.values == ((128, 512), (1e-4, 1e-3), (0.1, 0.2))
     assert len(robust.cells) == 8
 
 

@@ -46,9 +46,9 @@ class Check:
     """A failure that leaves toy and gym tasks as they are."""
 
 
-def main(directory: Path = Path("runs"), look: Callable[[Path], Machine] = probe) -> int:
-    """Prints the report and returns the exit code: 1 if training into `directory` would fail."""
-    checks = examine(look(directory))
+def main(look: Callable[[Path], Machine] = probe) -> int:
+    """Prints the report and returns the exit code: 1 if training into `runs` would fail."""
+    checks = examine(look(Path("runs")))
     _print(checks)
     print(verdict(checks))
     return int(any(check.status == "failure" for check in checks))

@@ -5,6 +5,7 @@ Everything that came from a file travels inside the JSON and is put on the page 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -288,6 +289,7 @@ def _aggregates(table: tables.ScoreTable, names: list[str]) -> Json:
 
 
 def _grid(grid: tables.Grid) -> Json:
+    columns, rows, *panels = grid.values
     return {
         "title": grid.title,
         "panel": _panel_id(grid.benchmark, grid.task),
@@ -295,16 +297,14 @@ def _grid(grid: tables.Grid) -> Json:
         "budget": f"{tables.short_count(grid.budget)} {grid.benchmark.unit}",
         "digits": grid.benchmark.digits,
         "names": grid.names,
-        "columns": grid.columns,
-        "rows": grid.rows,
+        "columns": columns,
+        "rows": rows,
         "panels": [
             {
                 "value": panel,
-                "cells": [
-                    [_cell(grid.cells.get((column, row, panel))) for column in grid.columns] for row in grid.rows
-                ],
+                "cells": [[_cell(grid.cells.get((column, row, *panel))) for column in columns] for row in rows],
             }
-            for panel in grid.panels
+            for panel in itertools.product(*panels)
         ],
     }
 

@@ -147,14 +147,23 @@ def _read_run(folder: RunFolder, warnings: list[str]) -> RunResult | None:
     evaluations = folder.evaluations(warnings)
     # An evaluation that was written twice counts once, as last written.
     steps, returns = _in_order({row[benchmark.counts]: row["return_mean"] for row in evaluations})
-    finished, reason = folder.finished, folder.error
-    status: Status = "finished" if finished else "failed" if reason else "unfinished"
-    seconds = finished.seconds if finished else evaluations[-1]["seconds"] if evaluations else None
-    problem = reason if reason and status == "failed" else ""
-    videos = tuple(sorted(folder.videos.glob("*.mp4")))
-    training = _training(folder, benchmark) if len(steps) == 1 else None
-    place = (folder.path, status, problem, seconds, record, videos, training)
-    return RunResult(task, benchmark, "", seed, steps, returns, *place)
+    finished = folder.finished
+    problem = "" if finished else folder.error or ""
+    return RunResult(
+        task,
+        benchmark,
+        "",
+        seed,
+        steps,
+        returns,
+        folder.path,
+        status="finished" if finished else "failed" if problem else "unfinished",
+        error=problem,
+        seconds=finished.seconds if finished else evaluations[-1]["seconds"] if evaluations else None,
+        record=record,
+        videos=tuple(sorted(folder.videos.glob("*.mp4"))),
+        training=_training(folder, benchmark) if len(steps) == 1 else None,
+    )
 
 
 def _training(folder: RunFolder, benchmark: Benchmark) -> tuple[Array, Array] | None:

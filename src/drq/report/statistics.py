@@ -76,9 +76,9 @@ def iqm(scores: Scores) -> Array:
     return np.asarray(trim_mean(np.concatenate(scores, axis=-1), 0.25, axis=-1))
 
 
-def optimality_gap(scores: Scores, gamma: float = 1.0) -> Array:
-    """How far the runs stay below `gamma` on average; what lies above it earns nothing. Smaller is better."""
-    return np.asarray(gamma - task_means([np.minimum(runs, gamma) for runs in scores]).mean(axis=-1))
+def optimality_gap(scores: Scores) -> Array:
+    """How far the runs stay below 1 on average; what lies above it earns nothing. Smaller is better."""
+    return 1 - mean([np.minimum(runs, 1) for runs in scores])
 
 
 def probability_of_improvement(ours: Scores, theirs: Scores) -> Array:
@@ -86,15 +86,14 @@ def probability_of_improvement(ours: Scores, theirs: Scores) -> Array:
     tasks."""
     chances = []
     for x, y in zip(ours, theirs, strict=True):
-        higher = x[..., :, None] > y[..., None, :]
-        tied = x[..., :, None] == y[..., None, :]
-        chances.append((higher + 0.5 * tied).mean(axis=(-2, -1)))
+        above = np.sign(x[..., :, None] - y[..., None, :])
+        chances.append((above.mean(axis=(-2, -1)) + 1) / 2)
     return np.asarray(np.mean(chances, axis=0))
 
 
-def resample(scores: Scores, rng: np.random.Generator, resamples: int = RESAMPLES) -> list[Array]:
+def resample(scores: Scores, rng: np.random.Generator) -> list[Array]:
     """Runs drawn with replacement within each task: one (resamples, runs) array a task."""
-    return [runs[rng.integers(len(runs), size=(resamples, len(runs)))] for runs in scores]
+    return [runs[rng.integers(len(runs), size=(RESAMPLES, len(runs)))] for runs in scores]
 
 
 def estimate(metric: Callable[..., Array], *groups: Scores) -> Estimate:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -97,13 +97,12 @@ class Grid:
     benchmark: Benchmark
     task: str
     budget: int
-    names: tuple[str, str, str]
-    """Settings along columns, rows and panels."""
-    columns: tuple[float, ...]
-    rows: tuple[float, ...]
-    panels: tuple[float | None, ...]
-    cells: dict[tuple[float, float, float | None], Cell]
-    """By column, row and panel."""
+    names: tuple[str, ...]
+    """Settings along columns, rows and, if there are three, panels."""
+    values: tuple[tuple[float, ...], ...]
+    """Of each setting, in order."""
+    cells: dict[tuple[float, ...], Cell]
+    """By the values."""
 
 
 def short_count(steps: float) -> str:
@@ -279,14 +278,15 @@ def aggregates(table: ScoreTable) -> tuple[list[Aggregate], list[Improvement]]:
     return rows, pairs
 
 
-GRIDS = {"K and M": ("m", "k", None), "Robustness": ("batch_size", "learning_rate", "init_temperature")}
-SETTING_TITLES = {
-    "k": "K",
-    "m": "M",
-    "batch_size": "batch size",
-    "learning_rate": "learning rate",
-    "init_temperature": "initial temperature",
+GRIDS = {
+    "K and M": {"m": "M", "k": "K"},
+    "Robustness": {
+        "batch_size": "batch size",
+        "learning_rate": "learning rate",
+        "init_temperature": "initial temperature",
+    },
 }
+"""Settings along columns, rows and panels, and what they are called there."""
 
 
 def grids(runs: Sequence[RunResult]) -> list[Grid]:
@@ -296,11 +296,10 @@ def grids(runs: Sequence[RunResult]) -> list[Grid]:
     """
     found = []
     for title, settings in GRIDS.items():
-        names = tuple(name for name in settings if name)
         groups: dict[tuple[Any, ...], list[RunResult]] = defaultdict(list)
         for run in runs:
-            if run.ours and run.budget and all(_is_number(run.config["agent"].get(name)) for name in names):
-                groups[_all_but(run, names)].append(run)
+            if run.ours and run.budget and all(_is_number(run.config["agent"].get(name)) for name in settings):
+                groups[_all_but(run, settings)].append(run)
         found += [grid for members in groups.values() if (grid := _grid(title, settings, members))]
     return sorted(found, key=lambda grid: (list(GRIDS).index(grid.title), task_title(grid.task)))
 
@@ -309,36 +308,21 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _all_but(run: RunResult, names: Sequence[str]) -> tuple[Any, ...]:
+def _all_but(run: RunResult, names: Iterable[str]) -> tuple[Any, ...]:
     agent = run.config["agent"]
     fixed = [str(agent.get(name)) for name in NAMED if name not in names]
     rest = settings_of(run.config, without=(*NAMED, *names))
     return (run.benchmark.key, run.task, *fixed, *sorted(rest.items()))
 
 
-def _grid(title: str, settings: tuple[str, str, str | None], runs: Sequence[RunResult]) -> Grid | None:
-    values = [sorted({float(run.config["agent"][name]) for run in runs}) if name else [] for name in settings]
-    if sum(len(options) > 1 for options in values) < 2:
-        return None
-    budget = min(run.budget for run in runs if run.budget)
-    places: dict[tuple[float, float, float | None], list[RunResult]] = defaultdict(list)
+def _grid(title: str, settings: Mapping[str, str], runs: Sequence[RunResult]) -> Grid | None:
+    places: dict[tuple[float, ...], list[RunResult]] = defaultdict(list)
     for run in runs:
-        column, row, panel = (float(run.config["agent"][name]) if name else None for name in settings)
-        assert column is not None  # only panels are optional
-        assert row is not None
-        places[column, row, panel].append(run)
+        places[tuple(float(run.config["agent"][name]) for name in settings)].append(run)
+    values = tuple(tuple(sorted(set(options))) for options in zip(*places, strict=True))
+    budget = min(run.budget for run in runs if run.budget)
     cells = {place: cell for place, members in places.items() if (cell := score_cell(members, budget))}
-    if len(cells) <= max(map(len, values)):  # settings that only change together are a list, not a grid
+    varying = sum(len(options) > 1 for options in values)
+    if varying < 2 or len(cells) <= max(map(len, values)):  # settings that only change together are a list, not a grid
         return None
-    titles = [SETTING_TITLES[name] if name else "" for name in settings]
-    return Grid(
-        title,
-        runs[0].benchmark,
-        runs[0].task,
-        budget,
-        (titles[0], titles[1], titles[2]),
-        tuple(values[0]),
-        tuple(values[1]),
-        tuple(values[2]) or (None,),
-        cells,
-    )
+    return Grid(title, runs[0].benchmark, runs[0].task, budget, tuple(settings.values()), values, cells)

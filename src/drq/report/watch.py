@@ -139,8 +139,7 @@ class Watched:
         config = described["config"]
         task, steps = canonical_task(config["task"]), config.get("steps")
         steps = steps if type(steps) is int and steps > 0 else 1
-        label = described.get("label")
-        run = Run(config["task"], label if isinstance(label, str) else config["preset"], config["seed"], steps)
+        run = Run(config["task"], described.get("label") or config["preset"], config["seed"], steps)
         lock = folder.lock_file
         holder = read_holder(lock.read_text(errors="replace")) if not lock.is_symlink() and locked(lock) else None
         status = folder_status(folder, run, holder)

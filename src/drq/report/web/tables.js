@@ -148,7 +148,7 @@ function gridBlock(grid) {
     el("figcaption", {}, el("h3", {}, `${grid.title}: ${grid.task}`), el("p", {}, `at ${grid.budget}`)),
     el("div", { class: "heatmaps" }, grid.panels.map((panel) => el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `${grid.title}, ${grid.task}` },
       el("table", { class: "heat" },
-        panel.value === null ? null : el("caption", {}, `${panelName} ${settingText(panel.value)}`),
+        panel.value.map((value) => el("caption", {}, `${panelName} ${settingText(value)}`)),
         el("thead", {},
           el("tr", { class: "groups" }, el("td", {}), heading(columnName, { colspan: grid.columns.length, scope: "colgroup" })),
           el("tr", {}, heading(rowName), grid.columns.map((value) => heading(settingText(value))))),
