@@ -14,11 +14,10 @@ from drq.speed.updates import Effort, Work
 CONTROL, ATARI = "dmc/cheetah-run", "atari/pong"
 DMC_TASKS = ("dmc/cheetah-run", "dmc/walker-walk")
 
-COPIED_ONCE = "plain, TF32, each image copied once"
 PLAIN_ON_GPU: dict[str, dict[str, bool]] = {
     "plain, TF32": {"tf32": True},
     "plain, float32": {"tf32": False},
-    COPIED_ONCE: {"tf32": True, "copy_per_view": False},
+    "plain, TF32, each image copied once": {"tf32": True, "copy_per_view": False},
 }
 PLAIN_ON_CPU: dict[str, dict[str, bool]] = {"plain, float32": {}}
 

@@ -31,7 +31,6 @@ class UpdateSpeed:
     m: int
     replay_capacity: int
     timing: Timing
-    updates_per_second: float
     ready_seconds: float
     """From nothing to the end of the warm-up: compilation and capture are in it."""
     device_bytes: int | None
@@ -46,7 +45,6 @@ class Contender:
 
     name: str
     timing: Timing
-    updates_per_second: float
     ratio: float
     """How many times longer an update takes than the first contender's: of the medians."""
     ratio_range: tuple[float, float]

@@ -30,7 +30,7 @@ def _presets(report: SpeedReport) -> Iterator[str]:
                 str(speed.k),
                 str(speed.m),
                 _number(speed.timing.ms),
-                _number(speed.updates_per_second),
+                _number(speed.timing.per_second),
                 _size(speed.device_bytes),
                 _size(speed.host_bytes),
                 f"{speed.ready_seconds:.0f} s",
@@ -46,12 +46,10 @@ def _comparisons(report: SpeedReport) -> Iterator[str]:
             f"drq and a plain implementation, in turns in one process: batch {found.batch_size}, "
             f"K = {found.k}, M = {found.m}"
         )
-        first, *others = found.contenders
-        rows = [[first.name, _number(first.timing.ms), _number(first.updates_per_second), "1", ""]]
-        for other in others:
-            low, high = (_number(ratio) for ratio in other.ratio_range)
-            ms, rate = _number(other.timing.ms), _number(other.updates_per_second)
-            rows.append([other.name, ms, rate, f"{_number(other.ratio)} x", f"{low} to {high}"])
+        rows = []
+        for place, each in enumerate(found.contenders):
+            ratios = [f"{_number(each.ratio)} x", " to ".join(map(_number, each.ratio_range))] if place else ["1", ""]
+            rows.append([each.name, _number(each.timing.ms), _number(each.timing.per_second), *ratios])
         yield from _aligned(["", "ms", "updates/s", "times as long", "in single turns"], rows)
 
 

@@ -168,7 +168,6 @@ def measure_updates(work: Work, engine: EngineSettings, effort: Effort) -> Updat
             m=work.config.agent.m,
             replay_capacity=work.config.replay.capacity or work.config.steps,
             timing=timing,
-            updates_per_second=timing.per_second,
             ready_seconds=ready,
             device_bytes=device_bytes(),
             host_bytes=host_memory("VmRSS"),
@@ -224,7 +223,7 @@ def compare(
 
 def _against(ours: Timing, name: str, timing: Timing) -> Contender:
     turns = [theirs / mine for theirs, mine in zip(timing.blocks_ms, ours.blocks_ms, strict=True)]
-    return Contender(name, timing, timing.per_second, timing.ms / ours.ms, (min(turns), max(turns)))
+    return Contender(name, timing, timing.ms / ours.ms, (min(turns), max(turns)))
 
 
 def measure_acting(work: Work, engine: EngineSettings, observations: int, calls: int) -> ActingSpeed:
