@@ -43,9 +43,10 @@ class Curve:
         return Published(float(self.mean[index]), float(self.std[index]), int(self.seeds[index]))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Benchmark:
-    """A set of tasks with the budgets at which scores are compared and what has been published there."""
+    """A set of tasks with the budgets at which scores are compared and what has been published there. There is one
+    object of each, and it can be a key."""
 
     key: str
     title: str
@@ -156,8 +157,12 @@ def _planet() -> Benchmark:
 def _add_sac_state(table: dict[tuple[str, int], dict[str, Published]]) -> None:
     for row in read_published("sac_state_table.csv"):
         if (place := (row["task"], int(row["env_step"]))) in table:
-            spread = float(row["std"]) if row["std"] else None
-            table[place][SAC_STATE] = Published(float(row["mean"]), spread, int(row["seeds"]))
+            table[place][SAC_STATE] = _score(row, "std", "seeds")
+
+
+def _score(row: Mapping[str, str], std: str, seeds: str) -> Published:
+    """Of a row with its mean, and standard deviation and seeds in these columns."""
+    return Published(float(row["mean"]), float(row[std]) if row[std] else None, int(row[seeds]))
 
 
 def _dreamer() -> Benchmark:
@@ -178,8 +183,7 @@ def _control(exclude: tuple[str, ...]) -> Benchmark:
     table: dict[tuple[str, int], dict[str, Published]] = {}
     for row in read_published("drqv2_table.csv"):
         if (task := canonical_task(row["task"])) not in exclude:
-            score = Published(float(row["mean"]), float(row["std_ddof1"]), int(row["n_seeds"]))
-            table[task, int(row["frame"])] = {row["agent"]: score}
+            table[task, int(row["frame"])] = {row["agent"]: _score(row, "std_ddof1", "n_seeds")}
     _add_sac_state(table)
     tasks = tuple(dict.fromkeys(task for task, _ in table))
     budgets = tuple(sorted({budget for _, budget in table}))
@@ -189,8 +193,8 @@ def _control(exclude: tuple[str, ...]) -> Benchmark:
 def _atari() -> Benchmark:
     runs: dict[str, dict[str, Published]] = defaultdict(dict)
     for row in read_published("atari100k_runs.csv"):
-        score = Published(float(row["mean"]), float(row["std"]), int(row["runs"]))
-        runs[canonical_task(row["game"])][STUDY.get(row["system"], row["system"])] = score
+        system = STUDY.get(row["system"], row["system"])
+        runs[canonical_task(row["game"])][system] = _score(row, "std", "runs")
     names = ("Eff. DQN+DrQ", "Eff. DQN", "OT/Eff. Rainbow+CURL", "Eff. Rainbow", "OTRainbow", "SimPLe")
     table: dict[tuple[str, int], dict[str, Published]] = {}
     for row in read_published("paper_atari_table.csv"):

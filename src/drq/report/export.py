@@ -17,7 +17,7 @@ import numpy as np
 from drq.envs import family_of
 from drq.report import statistics
 from drq.report.benchmarks import Benchmark, task_title
-from drq.report.results import Missing, RunResult
+from drq.report.results import Place, RunResult
 from drq.report.searches import search_tables
 from drq.report.standing import Reference, Standing, StandingTable, standing_tables
 from drq.report.statistics import Array, Estimate, Published
@@ -45,7 +45,7 @@ COLOURS = ("#0072b2", "#d55e00", "#00916b", "#b0508c", "#a67c00", "#3b9bd0", "#8
 MARKERS = "os^Dv*P"
 
 
-def write_csv(runs: Sequence[RunResult], missing: Sequence[Missing], out: Path) -> None:
+def write_csv(runs: Sequence[RunResult], missing: Sequence[Place], out: Path) -> None:
     """One row for each task, budget and system; `low` and `high` bound the 95% interval of our means. An
     empty budget means each run's last evaluation. Rows whose source is `z` or `z of area` hold z-scores among published
     runs, those with `missing` how many runs are not there."""
@@ -94,7 +94,7 @@ class Block:
     code: str = ""
 
 
-def write_markdown(runs: Sequence[RunResult], missing: Sequence[Missing], out: Path) -> None:
+def write_markdown(runs: Sequence[RunResult], missing: Sequence[Place], out: Path) -> None:
     def line(cells: list[str]) -> str:
         return "| " + " | ".join(re.sub(r"([|\\<])", r"\\\1", cell) for cell in cells) + " |"
 
@@ -106,7 +106,7 @@ def write_markdown(runs: Sequence[RunResult], missing: Sequence[Missing], out: P
     out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
-def write_tex(runs: Sequence[RunResult], missing: Sequence[Missing], out: Path) -> None:
+def write_tex(runs: Sequence[RunResult], missing: Sequence[Place], out: Path) -> None:
     """The same as booktabs tables."""
     parts = ["% needs \\usepackage{booktabs}"]
     for block in _blocks(runs, missing):
@@ -137,7 +137,7 @@ def _tex(text: str) -> str:
     return re.sub(r"[\\~^–±&%$#_{}]", lambda found: special.get(found[0], "\\" + found[0]), text)
 
 
-def _blocks(runs: Sequence[RunResult], missing: Sequence[Missing]) -> Iterator[Block]:
+def _blocks(runs: Sequence[RunResult], missing: Sequence[Place]) -> Iterator[Block]:
     """Scores at each budget, Atari's aggregates, where runs stand among published ones, searches."""
     for table in score_tables(runs, missing):
         rows = [
@@ -209,7 +209,7 @@ def _decimal(value: float, digits: int) -> str:
     return str(Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP) + 0)
 
 
-def write_png(runs: Sequence[RunResult], missing: Sequence[Missing], out: Path) -> None:
+def write_png(runs: Sequence[RunResult], missing: Sequence[Place], out: Path) -> None:
     """Learning curves; where runs were only evaluated at their end, as Atari's, their z-scores among published runs."""
     from matplotlib.figure import Figure
 
@@ -252,10 +252,9 @@ def _draw_curves(figure: Figure, runs: Sequence[RunResult]) -> None:
     """A panel a task: means, one standard deviation either way; published curves are dashed, those of unfinished runs
     dotted."""
     systems = order_systems(runs)
-    benchmarks = {run.benchmark.key: run.benchmark for run in runs}.values()
     panels = [
         (benchmark, task)
-        for benchmark in benchmarks
+        for benchmark in dict.fromkeys(run.benchmark for run in runs)
         for task in order_tasks([run for run in runs if run.benchmark is benchmark])
     ]
     columns = min(3, len(panels))
@@ -305,7 +304,7 @@ def _draw(axis: Axes, steps: Array, mean: Array, std: Array, **style: Any) -> Li
     return line
 
 
-WRITERS: dict[str, Callable[[Sequence[RunResult], Sequence[Missing], Path], None]] = {
+WRITERS: dict[str, Callable[[Sequence[RunResult], Sequence[Place], Path], None]] = {
     "csv": write_csv,
     "md": write_markdown,
     "tex": write_tex,

@@ -22,7 +22,7 @@ from drq.envs import family_of
 from drq.errors import UserError
 from drq.report import tables
 from drq.report.benchmarks import Benchmark, benchmarks, read_published, sources, task_title
-from drq.report.results import Missing, RunResult
+from drq.report.results import Place, RunResult
 from drq.report.searches import SearchTable, search_tables
 from drq.report.standing import StandingTable, standing_tables
 from drq.report.statistics import Array, Estimate
@@ -39,13 +39,13 @@ SHOWN_AT_FIRST = 8
 Json = dict[str, Any]
 
 
-def write_page(runs: Sequence[RunResult], warnings: Sequence[str], missing: Sequence[Missing], out: Path) -> None:
+def write_page(runs: Sequence[RunResult], warnings: Sequence[str], missing: Sequence[Place], out: Path) -> None:
     """Writes the report on these runs to `out`."""
     out.write_text(render(page_data(runs, warnings, missing, lambda video: _link(video, out))), encoding="utf-8")
 
 
 def page_data(
-    runs: Sequence[RunResult], warnings: Sequence[str], missing: Sequence[Missing], link: Callable[[Path], str]
+    runs: Sequence[RunResult], warnings: Sequence[str], missing: Sequence[Place], link: Callable[[Path], str]
 ) -> Json:
     """All that the page shows, with as many points of curves as it has room for. `link` is how it leads to a video."""
     data: Json = _plain(_fixed_parts(runs, warnings, missing, link))
@@ -78,7 +78,7 @@ def render(data: Json, *, live: bool = False) -> str:
 
 
 def _fixed_parts(
-    runs: Sequence[RunResult], warnings: Sequence[str], missing: Sequence[Missing], link: Callable[[Path], str]
+    runs: Sequence[RunResult], warnings: Sequence[str], missing: Sequence[Place], link: Callable[[Path], str]
 ) -> Json:
     """All but the curves, which are thinned until the page is small enough."""
     names = tables.order_systems(runs)
@@ -138,13 +138,12 @@ def _panel_id(benchmark: Benchmark, task: str) -> str:
 def _panels(runs: Sequence[RunResult], systems: list[Json], points: int) -> list[Json]:
     """A chart for each task: for each system the evaluations of its runs on one grid of steps."""
     names = [system["name"] for system in systems]
-    groups: dict[tuple[str, str], dict[str, list[tuple[int, RunResult]]]] = defaultdict(lambda: defaultdict(list))
-    found = {run.benchmark.key: run.benchmark for run in runs}
+    groups: dict[tuple[Benchmark, str], dict[str, list[tuple[int, RunResult]]]] = defaultdict(lambda: defaultdict(list))
     for index, run in enumerate(_in_order(runs, names)):
         if len(run.steps):
-            groups[run.benchmark.key, run.task][run.system].append((index, run))
+            groups[run.benchmark, run.task][run.system].append((index, run))
     panels = []
-    for (key, task), members in groups.items():
+    for (benchmark, task), members in groups.items():
         of_state = any(run.from_state for numbered in members.values() for _, run in numbered)
         series = [
             _series(names.index(name), [one for one in numbered if (one[1].status == "finished") is finished], points)
@@ -154,14 +153,14 @@ def _panels(runs: Sequence[RunResult], systems: list[Json], points: int) -> list
         ]
         panels.append(
             {
-                "id": _panel_id(found[key], task),
-                "benchmark": found[key].title,
+                "id": _panel_id(benchmark, task),
+                "benchmark": benchmark.title,
                 "title": task_title(task),
-                "unit": found[key].unit,
-                "digits": found[key].digits,
+                "unit": benchmark.unit,
+                "digits": benchmark.digits,
                 "top": family_of(task).highest_return,
                 "series": sorted(series, key=lambda one: one["system"]),
-                "published": _published(found[key], task, of_state=of_state),
+                "published": _published(benchmark, task, of_state=of_state),
                 "training": [
                     _training_games(names.index(name), index, *run.training, points)
                     for name, numbered in members.items()

@@ -26,6 +26,15 @@ CSV_COLUMNS = ("task", "seed", "env_step", "return", "system")
 Status = Literal["finished", "unfinished", "failed"]
 
 
+class Place(NamedTuple):
+    """What tells a run from all others: of one that is there, or that is missing."""
+
+    benchmark: Benchmark
+    task: str
+    system: str
+    seed: int
+
+
 @dataclass(frozen=True)
 class RunResult:
     """One run with its evaluations. `steps` are in its benchmark's unit: env steps, agent steps for Atari."""
@@ -53,6 +62,10 @@ class RunResult:
     def config(self) -> dict[str, Any]:
         config: dict[str, Any] = self.record.get("config", {})
         return config
+
+    @property
+    def place(self) -> Place:
+        return Place(self.benchmark, self.task, self.system, self.seed)
 
     @property
     def ours(self) -> bool:
@@ -96,15 +109,6 @@ class RunResult:
             if budget - step >= max(interval, 0.01 * budget):
                 return None
         return step, float(self.returns[index])
-
-
-class Missing(NamedTuple):
-    """A run that was asked for, or that its system has on other tasks, and that is not there."""
-
-    benchmark: Benchmark
-    task: str
-    system: str
-    seed: int
 
 
 def read_results(paths: Sequence[Path]) -> tuple[list[RunResult], list[str]]:
@@ -221,8 +225,8 @@ def _join(theirs: list[RunResult], ours: list[RunResult], file: str) -> list[Run
     for run in theirs:
         name = f"{run.system} ({file})" if run.system in taken else run.system
         same_task = [other for other in ours if other.ours and other.task == run.task]
-        found = {other.benchmark.key: other.benchmark for other in same_task}
-        joined += [replace(run, system=name, benchmark=where) for where in found.values() or [run.benchmark]]
+        found = dict.fromkeys(other.benchmark for other in same_task) or [run.benchmark]
+        joined += [replace(run, system=name, benchmark=where) for where in found]
     return joined
 
 
@@ -231,13 +235,12 @@ def _name(run: RunResult) -> str:
 
 
 def _without_duplicates(runs: list[RunResult], warnings: list[str]) -> list[RunResult]:
-    kept: dict[tuple[str, str, str, int], RunResult] = {}
+    kept: dict[Place, RunResult] = {}
     for run in runs:
-        key = (run.benchmark.key, run.task, run.system, run.seed)
-        other = kept.setdefault(key, run)
+        other = kept.setdefault(run.place, run)
         if other is not run:
             further, shorter = (run, other) if run.last_step > other.last_step else (other, run)
-            kept[key] = further
+            kept[run.place] = further
             warnings.append(
                 f"{_name(run)}: two runs; {further.path} went at least as far and is used, not {shorter.path}"
             )
@@ -258,32 +261,26 @@ def _unfinished(runs: list[RunResult]) -> list[str]:
     return warnings
 
 
-def missing_runs(runs: Sequence[RunResult], paths: Sequence[Path]) -> list[Missing]:
+def missing_runs(runs: Sequence[RunResult], paths: Sequence[Path]) -> list[Place]:
     """What the suites inside the given folders asked for (suite.json) and is not there. And a system with a seed on one
     task of a benchmark is expected to have it on every task it was run on."""
-    systems: dict[tuple[str, str], list[RunResult]] = defaultdict(list)
+    systems: dict[tuple[Benchmark, str], list[RunResult]] = defaultdict(list)
     for run in runs:
-        systems[run.benchmark.key, run.system].append(run)
+        systems[run.benchmark, run.system].append(run)
     expected = [
-        (*place, task, seed)
-        for place, members in systems.items()
+        Place(benchmark, task, system, seed)
+        for (benchmark, system), members in systems.items()
         for task in dict.fromkeys(run.task for run in members)
         for seed in sorted({run.seed for run in members})
     ]
     roots = [path.resolve() for path in paths]
-    for suite, label, *place in dict.fromkeys(
-        (run.suite, run.record.get("label"), run.benchmark.key, run.system) for run in runs
-    ):
+    settings = dict.fromkeys((run.suite, run.record.get("label"), run.benchmark, run.system) for run in runs)
+    for suite, label, benchmark, system in settings:
         if suite and any(suite.is_relative_to(root) for root in roots) and (record := suite_record(suite)):
             asked = (run for run in record.runs if run.label == label)
-            expected += [(place[0], place[1], canonical_task(run.task), run.seed) for run in asked]
-    there = {(run.benchmark.key, run.system, run.task, run.seed) for run in runs}
-    known = {run.benchmark.key: run.benchmark for run in runs}
-    return [
-        Missing(known[key], task, system, seed)
-        for key, system, task, seed in dict.fromkeys(expected)
-        if (key, system, task, seed) not in there
-    ]
+            expected += [Place(benchmark, canonical_task(run.task), system, run.seed) for run in asked]
+    there = {run.place for run in runs}
+    return [place for place in dict.fromkeys(expected) if place not in there]
 
 
 def suite_record(suite: Path) -> SuiteRecord | None:
@@ -294,7 +291,7 @@ def suite_record(suite: Path) -> SuiteRecord | None:
         return None
 
 
-def by_seeds(missing: Iterable[Missing]) -> dict[tuple[str, str, str], list[str]]:
+def by_seeds(missing: Iterable[Place]) -> dict[tuple[str, str, str], list[str]]:
     """Benchmark, system and seeds, as text -> the tasks that lack them."""
     seeds: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for benchmark, task, system, seed in missing:

@@ -127,14 +127,13 @@ class StandingTable:
 
 def standing_tables(runs: Sequence[RunResult]) -> list[StandingTable]:
     """A table for each system with published settings, budget and measure, in the order of the score tables."""
-    groups: dict[tuple[str, str], list[RunResult]] = defaultdict(list)
+    groups: dict[tuple[Benchmark, str], list[RunResult]] = defaultdict(list)
     for run in runs:
         if _has_published_settings(run):
-            groups[run.benchmark.key, run.system].append(run)
+            groups[run.benchmark, run.system].append(run)
     systems, tasks = order_systems(runs), order_tasks(runs)
     tables = []
-    for (_, system), members in sorted(groups.items(), key=lambda group: systems.index(group[0][1])):
-        benchmark = members[0].benchmark
+    for (benchmark, system), members in sorted(groups.items(), key=lambda group: systems.index(group[0][1])):
         members.sort(key=lambda run: (tasks.index(run.task), run.seed))
         for budget in benchmark.budgets:
             for measure in ("area", "return") if benchmark.key != "atari" else ("return",):

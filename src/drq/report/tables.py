@@ -16,7 +16,7 @@ from drq.envs import family_of, split_task
 from drq.report import statistics
 from drq.report.benchmarks import Benchmark, task_title
 from drq.report.labels import NAMED, settings_of
-from drq.report.results import Missing, RunResult, by_seeds
+from drq.report.results import Place, RunResult, by_seeds
 from drq.report.statistics import Array, Estimate, Published
 
 METRICS: dict[str, Callable[..., Array]] = {
@@ -49,7 +49,7 @@ class ScoreTable:
     """The first `ours` columns come from the given runs, the others are published."""
     tasks: tuple[str, ...]
     cells: tuple[tuple[Cell | None, ...], ...]
-    missing: Sequence[Missing] = ()
+    missing: Sequence[Place] = ()
     """Runs that are not there, or not as far as the budget though they were given it."""
     finished: bool = True
     """Without a budget: whether its runs have finished. Those that have and have not are never in one table."""
@@ -168,18 +168,18 @@ def by_finished(runs: Sequence[RunResult]) -> dict[bool, list[RunResult]]:
     return {done: members for done, members in groups.items() if members}
 
 
-def score_tables(runs: Sequence[RunResult], missing: Sequence[Missing] = ()) -> list[ScoreTable]:
+def score_tables(runs: Sequence[RunResult], missing: Sequence[Place] = ()) -> list[ScoreTable]:
     """One table for each benchmark and budget that a run reached: the published budgets, and those that finished runs
     were given. Runs that reached none are read at their last evaluation."""
     tables = []
-    for benchmark in {run.benchmark.key: run.benchmark for run in runs}.values():
+    for benchmark in dict.fromkeys(run.benchmark for run in runs):
         members = [run for run in runs if run.benchmark is benchmark]
         given = {run.budget for run in members if run.budget and run.status == "finished"}
         budgets = [at for at in sorted({*benchmark.budgets, *given}) if any(run.evaluation_at(at) for run in members)]
         for budget in budgets:
             absent = [one for one in missing if one.benchmark is benchmark]
             short = [run for run in members if run.budget and run.budget >= budget and not run.evaluation_at(budget)]
-            absent += [Missing(benchmark, run.task, run.system, run.seed) for run in short]
+            absent += [run.place for run in short]
             tables.append(dataclasses.replace(_score_table(benchmark, budget, members), missing=absent))
         rest = [run for run in members if len(run.steps) and not any(run.evaluation_at(at) for at in budgets)]
         for done, others in by_finished(rest).items():
@@ -312,7 +312,7 @@ def _all_but(run: RunResult, names: Iterable[str]) -> tuple[Any, ...]:
     agent = run.config["agent"]
     fixed = [str(agent.get(name)) for name in NAMED if name not in names]
     rest = settings_of(run.config, without=(*NAMED, *names))
-    return (run.benchmark.key, run.task, *fixed, *sorted(rest.items()))
+    return (run.benchmark, run.task, *fixed, *sorted(rest.items()))
 
 
 def _grid(title: str, settings: Mapping[str, str], runs: Sequence[RunResult]) -> Grid | None:
