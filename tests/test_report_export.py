@@ -130,6 +130,7 @@ def test_figure_of_runs_with_one_evaluation_shows_where_they_stand(
         for seed in seeds:
             settings = {"preset": "atari100k", "env": {"frame_stack": 4}, "capacity": None}
             fake_run(tmp_path / "runs", task, seed, every=100_000, **settings)
+    fake_run(tmp_path / "runs", "atari/pong", label="apart", every=100_000, k=2, **settings)
     for file in (tmp_path / "runs").rglob("eval.csv"):
         header, _, last = file.read_text().splitlines()  # without the evaluation at step 0
         file.write_text(f"{header}\n{last}\n")
@@ -140,6 +141,7 @@ def test_figure_of_runs_with_one_evaluation_shows_where_they_stand(
     folders = sorted((tmp_path / "runs").glob("atari-alien*"), key=lambda folder: folder.name[-1])
     alien = [evaluations(folder, "agent_step")[100_000] for folder in folders]
     assert axis.lines[0].get_xdata() == pytest.approx([(one - 734.08) / 92.14 for one in alien])  # the 100 runs of DrQ
+    assert saved[0].get_supxlabel().endswith("published: apart")
     labels = [label.get_text().partition(":")[0] for label in axis.get_yticklabels()]
     assert labels == ["Alien", "Pong", "all runs", "seed 1, 2"]
     assert axis.get_title().startswith("Eff. DQN+DrQ among published runs of DrQ: Atari 100k")

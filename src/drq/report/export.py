@@ -246,6 +246,9 @@ def _draw_standings(figure: Figure, tables: Sequence[StandingTable], systems: Se
         axis.set_title(_lines(table.title, 80), fontsize=10)
         axis.spines[["top", "right", "left"]].set_visible(False)
         axis.tick_params(axis="y", length=0)
+    if apart := set(systems) - {table.system for table in tables}:
+        note = f"Not here, as no runs of their settings were published: {', '.join(sorted(apart))}"
+        figure.supxlabel(_lines(note, 110 * len(tables)), fontsize=8)
 
 
 def _draw_curves(figure: Figure, runs: Sequence[RunResult]) -> None:
