@@ -166,9 +166,12 @@ def test_table_shows_every_measurement(report: SpeedReport) -> None:
     assert float(plain) == pytest.approx(report.comparisons[0].contenders[2].ratio, rel=0.02)
 
 
-def test_table_of_nothing_is_only_the_machine() -> None:
+def test_a_part_that_was_asked_for_and_is_not_planned_is_named() -> None:
     empty = measure(plan_for(CPU, quick=True, full=False), EngineConfig(), CPU, only=("processes",))
-    assert len(table(empty).splitlines()) == 2
+    *machine, _, left_out = table(empty).splitlines()
+    assert len(machine) == 2
+    assert left_out.startswith("left out: presets, growth, several agents at once: ")
+    assert left_out.endswith("drq speed --full.")
 
 
 def test_json_holds_all_fields(report: SpeedReport) -> None:

@@ -88,7 +88,9 @@ def measure(
 
     engine = engine_for(plan.reference)
     report = SpeedReport(_machine(device), _describe(engine), growth_from=plan.reference.name)
-    report.left_out |= {} if only else plan.left_out
+    in_full = {"presets": plan.presets, "growth": plan.growth, "processes": plan.processes}
+    if not only or any(not in_full.get(section, True) for section in only):
+        report.left_out |= plan.left_out
     known: dict[Hashable, UpdateSpeed] = {}
 
     def attempt(what: str, results: list[T], function: Callable[..., T], *args: Any) -> None:
