@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from drq.config import EnvConfig, ReplayConfig, SACConfig, TrainConfig
+from drq.config import EnvConfig, Render, ReplayConfig, SACConfig, TrainConfig
 from drq.presets import preset
 from drq.speed.updates import Effort, Work
 
@@ -124,12 +124,9 @@ def _other_presets(planet: Work) -> tuple[Work, ...]:
 
 
 def _environments(*, quick: bool) -> tuple[tuple[str, EnvConfig], ...]:
-    fast = EnvConfig(render="fast")
-    if quick:
-        return (*((task, fast) for task in DMC_TASKS), ("toy/reach", fast))
-    renders = EnvConfig(render="paper"), fast, EnvConfig(render="ray")
-    dmc = [(task, config) for task in DMC_TASKS for config in renders]
-    return (*dmc, ("toy/reach", fast), (ATARI, EnvConfig(frame_stack=4)))
+    renders: tuple[Render, ...] = ("fast", "ray") if quick else ("paper", "fast", "ray")
+    dmc = [(task, EnvConfig(render=render)) for task in DMC_TASKS for render in renders]
+    return (*dmc, ("toy/reach", EnvConfig()), *(() if quick else ((ATARI, EnvConfig(frame_stack=4)),)))
 
 
 def _growth(base: Work) -> dict[str, tuple[Work, ...]]:

@@ -79,7 +79,7 @@ class EnvironmentSpeed:
 
     task: str
     render: str
-    """`paper` or `fast` for the control suite, else empty."""
+    """`paper`, `fast` or `ray` for the control suite, else empty."""
     agent_steps_per_second: float
     env_steps_per_second: float
     frames_per_second: float | None

@@ -93,7 +93,7 @@ def _environments(report: SpeedReport) -> Iterator[str]:
     ]
     yield from _aligned(["one environment", "agent steps/s", "env steps/s", "frames/s of the renderer"], rows)
     if rows:
-        yield f"  renderer of dmc: {report.machine['renderer']}"
+        yield f"  OpenGL, which draws paper and fast: {report.machine['renderer']}"
 
 
 def _rest(report: SpeedReport) -> Iterator[str]:
