@@ -28,8 +28,8 @@ from PIL import Image
 from drq.config import EnvConfig
 from drq.engine import kernels
 from drq.engine.kernels.raycast import RayFrames
-from drq.envs import make, task_names
-from drq.envs.raycast import RayCamera, SceneReader, compiler
+from drq.envs import make, raycast, task_names
+from drq.envs.raycast import RayCamera, compiler
 from drq.envs.rendering import is_software, renderer_name
 from drq.training.seeds import random_action
 
@@ -78,7 +78,7 @@ def as_here(task: str, software: bool) -> Frames:
     def draw(model: Any, data: Any) -> Frames:
         if not eyes or eyes[-1].model is not model:
             eyes.append(RayCamera(model, 84, camera_of(task), "mesa" if software else "nvidia"))
-        return eyes[-1].frame(data)
+        return raycast.draw(eyes[-1].scene(data))
 
     return replay(task, draw)
 
@@ -154,7 +154,7 @@ def print_against(tasks: list[str], file: str, picture: str | None) -> None:
 def is_drawable(task: str) -> bool:
     env: Any = make(task, EnvConfig(observation="state"), 2)
     env.begin(0)
-    reader = SceneReader(env.simulator.model, camera_of(task))
+    reader = RayCamera(env.simulator.model, 84, camera_of(task))
     return reader.why_undrawable(env.simulator.data) is None
 
 

@@ -14,7 +14,7 @@ from drq.config import EnvConfig
 from drq.engine.kernels.raycast import RayFrames
 from drq.envs import make
 from drq.envs.dmc import ControlSuite
-from drq.envs.raycast import RayCamera, SceneReader, compiler, pack_assets
+from drq.envs.raycast import RayCamera, compiler, draw
 from drq.envs.rendering import Camera, choose_backend, is_software, missing_libraries, renderer_name
 from drq.errors import UserError
 
@@ -95,7 +95,8 @@ def opengl(model: Any, data: Any, camera: int) -> NDArray[np.uint8]:
 def test_pixels_are_those_of_opengl(task: str) -> None:
     model, data, camera = scene(task)
     software = is_software(renderer_name())
-    ours = RayCamera(model, SIZE, camera, "mesa" if software else "nvidia").draw(data)
+    eye = RayCamera(model, SIZE, camera, "mesa" if software else "nvidia")
+    ours = draw(eye.scene(data)).transpose(1, 2, 0)
     difference = abs(ours.astype(int) - opengl(model, data, camera))
     assert difference.mean() <= (0.5 if software else 1.0)
     assert (difference.max(-1) > 40).mean() < 0.004
@@ -108,14 +109,14 @@ def test_a_gpu_draws_the_same(kernel_device: str, task: str, driver: Any) -> Non
     model, data, camera = scene(task)
     size = 84 if driver == "nvidia" else 37
     eye = RayCamera(model, size, camera, driver)
-    frames = RayFrames(pack_assets(model, size, driver), 3, kernel_device)
+    frames = RayFrames(eye.scene(data).assets, 3, kernel_device)
     expected = []
     for number in range(2):
         if number:
             import mujoco
 
             mujoco.mj_step(model, data, 5)
-        expected.append(eye.frame(data))
+        expected.append(draw(eye.scene(data)))
         frames.put(number, eye.scene(data))
     out = torch.zeros(3, 3, size, size, dtype=torch.uint8, device=kernel_device)
     frames.draw(out[:2])
@@ -144,10 +145,10 @@ def test_a_picture_does_not_depend_on_those_before() -> None:
     """What a thread keeps from frame to frame (corners, the sky) belongs to one camera and one direction."""
     states = [scene(task) for task in ("walker-walk", "everything", "quadruped-fetch")]
     eyes = [RayCamera(model, SIZE, camera) for model, _, camera in states]
-    first = [eye.frame(data) for eye, (_, data, _) in zip(eyes, states, strict=True)]
+    first = [draw(eye.scene(data)) for eye, (_, data, _) in zip(eyes, states, strict=True)]
     for _ in range(2):
         for eye, (_, data, _), frame in zip(eyes, states, first, strict=True):
-            np.testing.assert_array_equal(eye.frame(data), frame)
+            np.testing.assert_array_equal(draw(eye.scene(data)), frame)
 
 
 @needs_gl
@@ -187,7 +188,7 @@ def test_what_it_cannot_draw_is_known(assets: str, world: str, reason: str | Non
     model = mujoco.MjModel.from_xml_string(xml)
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
-    assert SceneReader(model, 0).why_undrawable(data) == reason
+    assert RayCamera(model, SIZE, 0).why_undrawable(data) == reason
 
 
 def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

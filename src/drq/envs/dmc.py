@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from drq.config import EnvConfig, Render
 from drq.envs.episode import VIDEO_SIZE, ActionRange, EnvStep, SteppedEnvironment, limit_agent_steps, limit_env_steps
 from drq.envs.protocol import Action, EnvSpec, Frame
-from drq.envs.raycast import RayCamera, Scene, SceneReader, compiler, draw, require_compiler
+from drq.envs.raycast import RayCamera, Scene, compiler, draw, require_compiler
 from drq.envs.rendering import (
     FAST_SHADOW_SIZE,
     Camera,
@@ -129,8 +129,9 @@ class ControlSuite:
         self.casts_rays = wanted and self._can_cast_rays(f"dmc/{domain}-{task}", config.render)
         self.undrawn = False
         """Whether frames are handed over as scenes."""
-        self._eye: Camera | RayCamera | None = None
-        self._video: Camera | RayCamera | None = None
+        self._ray_cameras: dict[int, RayCamera] = {}
+        self._cameras: dict[int, Camera] = {}
+        """By size: one of observations, one of pictures for videos, so that the buffers of the first stay small."""
 
         bounds = self._env.action_spec()
         # dm_control writes the absence of bounds as +-1e10.
@@ -184,56 +185,46 @@ class ControlSuite:
     def frame(self) -> Frame:
         if not self._pixels:
             return np.concatenate([np.ravel(part) for part in self._observation.values()], dtype=np.float32)
-        if self.casts_rays:
-            return cast(Frame, self.scene()) if self.undrawn else draw(self.scene())
-        self._eye = self._current(self._eye, self._size)
-        return to_frame(self._eye.draw(self.data))
+        if self.undrawn:
+            return cast(Frame, self.scene())
+        return draw(self.scene()) if self.casts_rays else to_frame(self._camera(self._size).draw(self.data))
 
     def leave_undrawn(self) -> bool:
         """Hands over scenes instead of frames from now on, where a GPU shall draw them. Says whether it will."""
         self.undrawn = self.casts_rays
         return self.undrawn
 
-    def scene(self) -> Scene:
-        """What `frame` would draw, where rays are cast."""
-        self._eye = self._current(self._eye, self._size)
-        assert isinstance(self._eye, RayCamera)
-        return self._eye.scene(self.data)
+    def scene(self, size: int | None = None) -> Scene:
+        """What `frame` would draw, where rays are cast, or a picture of another size."""
+        size = size or self._size
+        camera = self._ray_cameras.get(size)
+        if camera is None or camera.model is not self.model:  # a task may rebuild its model
+            camera = self._ray_cameras[size] = RayCamera(self.model, size, self._camera_id)
+        return camera.scene(self.data)
 
     def picture(self) -> NDArray[np.uint8]:
-        # A camera of its own, so that the buffer of observations stays small.
-        self._video = self._current(self._video, VIDEO_SIZE)
-        return self._video.draw(self.data)
-
-    def snapshot(self) -> Scene:
-        """What `picture` would draw, where rays are cast: for later."""
-        self._video = self._current(self._video, VIDEO_SIZE)
-        assert isinstance(self._video, RayCamera)
-        return self._video.scene(self.data)
+        return to_picture(draw(self.scene(VIDEO_SIZE))) if self.casts_rays else self._camera(VIDEO_SIZE).draw(self.data)
 
     def tiled_camera(self, models: Sequence[Any]) -> TiledCamera:
         """A camera that draws models of this task as `frame` does."""
         return TiledCamera(models, self._size, self._camera_id, self._shadow_size)
 
     def close(self) -> None:
-        for camera in (self._eye, self._video):
-            if camera is not None:
-                camera.close()
-        self._eye = self._video = None
-
-    def _current(self, camera: Camera | RayCamera | None, size: int) -> Camera | RayCamera:
-        """The camera, made anew where there is none yet or the task has rebuilt its model."""
-        if camera is not None and camera.model is self.model:
-            return camera
-        if camera is not None:
+        for camera in self._cameras.values():
             camera.close()
-        if self.casts_rays:
-            return RayCamera(self.model, size, self._camera_id)
-        return Camera(self.model, size, self._camera_id, self._shadow_size)
+        self._cameras.clear()
+
+    def _camera(self, size: int) -> Camera:
+        """OpenGL's, made anew where there is none yet or the task has rebuilt its model."""
+        if size in self._cameras and self._cameras[size].model is not self.model:
+            self._cameras.pop(size).close()
+        if size not in self._cameras:
+            self._cameras[size] = Camera(self.model, size, self._camera_id, self._shadow_size)
+        return self._cameras[size]
 
     def why_no_rays(self) -> str | None:
         """What there is in the task that casting rays cannot draw, or None."""
-        return SceneReader(self.model, self._camera_id).why_undrawable(self.data)
+        return RayCamera(self.model, self._size, self._camera_id).why_undrawable(self.data)
 
     def _can_cast_rays(self, task: str, render: Render) -> bool:
         reason = self.why_no_rays()
@@ -254,6 +245,11 @@ class ControlSuite:
 def to_frame(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """An image (height, width, channels) as a frame (channels, height, width)."""
     return np.ascontiguousarray(image.transpose(2, 0, 1))
+
+
+def to_picture(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The other way round."""
+    return np.ascontiguousarray(frame.transpose(1, 2, 0))
 
 
 @cache

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drq.config import EnvConfig
-from drq.envs.dmc import ControlSuite, make, to_frame
+from drq.envs.dmc import ControlSuite, make, to_frame, to_picture
 from drq.envs.episode import VIDEO_SIZE, SteppedEnvironment
 from drq.envs.group import EnvironmentGroup, ThreadedGroup
 from drq.envs.protocol import Action, EnvSpec, Frame, Step
@@ -69,11 +69,11 @@ class RayGroup:
         return {slot: outcome.with_frame(frame.result()) for slot, (outcome, frame) in under_way.items()}
 
     def snapshot(self, slot: int) -> Scene:
-        return self._envs[slot].simulator.snapshot()
+        return self._envs[slot].simulator.scene(VIDEO_SIZE)
 
     def develop(self, snapshots: Sequence[Scene]) -> list[NDArray[np.uint8]]:
         drawn = [thread.submit(draw, scene) for scene, thread in zip(snapshots, cycle(self._threads), strict=False)]
-        return [np.ascontiguousarray(image.result().transpose(1, 2, 0)) for image in drawn]
+        return [to_picture(image.result()) for image in drawn]
 
     def close(self) -> None:
         for env, thread in zip(self._envs, self._threads, strict=True):

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drq.code_cache import code_for
-from drq.envs.raycast.scene import ASSETS_BYTES, FRAME_WORDS, GEOM_WORDS, Driver, Scene, SceneReader, pack_assets
+from drq.envs.raycast.scene import ASSETS_BYTES, FRAME_WORDS, GEOM_WORDS, Scene
 from drq.errors import UserError
 
 _FOLDER = Path(__file__).parent
@@ -27,31 +27,6 @@ SOURCES = tuple(_FOLDER / f"{part}.cuh" for part in _PARTS)
 # Products and sums must not be fused: then every CPU, and a GPU, draws the same pixels.
 _OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 _FOR_THIS_CPU = "-march=native"
-
-
-class RayCamera:
-    """One camera of a model, drawn by casting rays. In the place of `rendering.Camera`; any thread may use it."""
-
-    def __init__(self, model: Any, size: int, camera: int, driver: Driver = "nvidia") -> None:
-        """`model` is a mujoco.MjModel."""
-        self.model = model
-        self._reader = SceneReader(model, camera)
-        self._assets = pack_assets(model, size, driver)
-
-    def scene(self, data: Any) -> Scene:
-        """The state in `data`, a mujoco.MjData, not drawn yet."""
-        return self._reader.read(data, self._assets)
-
-    def frame(self, data: Any) -> NDArray[np.uint8]:
-        """The same as an image (3, size, size)."""
-        return draw(self.scene(data))
-
-    def draw(self, data: Any) -> NDArray[np.uint8]:
-        """The same as (size, size, 3)."""
-        return np.ascontiguousarray(self.frame(data).transpose(1, 2, 0))
-
-    def close(self) -> None:
-        pass
 
 
 def draw(scene: Scene) -> NDArray[np.uint8]:

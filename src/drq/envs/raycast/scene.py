@@ -105,8 +105,7 @@ class Scene(NamedTuple):
         return np.dtype(np.uint8)
 
 
-def pack_assets(model: Any, size: int, driver: Driver) -> Assets:
-    """`model` is a mujoco.MjModel."""
+def _pack_assets(model: Any, size: int, driver: Driver) -> Assets:
     quality = model.vis.quality
     around = np.arange(quality.numslices + 1) * (2 * np.pi / quality.numslices)
     upwards = (np.arange(quality.numstacks + 1) / quality.numstacks - 0.5) * np.pi
@@ -182,41 +181,47 @@ def _halved(level: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return halved
 
 
-class SceneReader:
-    """What a camera of a model sees, frame by frame, as `FrameWords` and `GeomWords` of scene.cuh."""
+class RayCamera:
+    """What a camera of a model sees, to be drawn by casting rays. Any thread may use it."""
 
-    def __init__(self, model: Any, camera: int) -> None:
+    def __init__(self, model: Any, size: int, camera: int, driver: Driver = "nvidia") -> None:
         """`model` is a mujoco.MjModel."""
         import mujoco
 
         self.model = model
-        self.scene = mujoco.MjvScene(model, maxgeom=MAX_GEOMS)
-        self._camera = camera
-        self._geoms = _Records(self.scene.geoms, _GEOM_FIELDS)
-        self._lights = _Records(self.scene.lights, _LIGHT_FIELDS)
-        self._cameras = _Records(self.scene.camera, _CAMERA_FIELDS)
+        self._size, self._camera, self._driver = size, camera, driver
+        self._scene = mujoco.MjvScene(model, maxgeom=MAX_GEOMS)
+        self._geoms = _Records(self._scene.geoms, _GEOM_FIELDS)
+        self._lights = _Records(self._scene.lights, _LIGHT_FIELDS)
+        self._cameras = _Records(self._scene.camera, _CAMERA_FIELDS)
 
-    def read(self, data: Any, assets: Assets) -> Scene:
-        """The state in `data`, a mujoco.MjData. Neither a later state nor a change of the model changes it."""
-        update_scene(self.scene, self.model, data, self._camera)
-        count = self.scene.ngeom
+    @cached_property
+    def _assets(self) -> Assets:
+        return _pack_assets(self.model, self._size, self._driver)
+
+    def scene(self, data: Any) -> Scene:
+        """The state in `data`, a mujoco.MjData, as `FrameWords` and `GeomWords` of scene.cuh. Neither a later state nor
+        a change of the model changes it."""
+        update_scene(self._scene, self.model, data, self._camera)
+        count = self._scene.ngeom
         frame = np.zeros(FRAME_WORDS, np.int32)
-        lights = min(self.scene.nlight, _MAX_LIGHTS)
+        lights = min(self._scene.nlight, _MAX_LIGHTS)
         frame[:2] = count, lights
         frame[2 : 2 + 2 * _CAMERA_WORDS] = self._cameras.read(2).ravel()
         words = frame[2 + 2 * _CAMERA_WORDS :].reshape(_MAX_LIGHTS, _LIGHT_WORDS)[:lights]
         words[:, :-3] = self._lights.read(lights)
-        words[:, -3] = [light.castshadow for light in self.scene.lights[:lights]]
+        words[:, -3] = [light.castshadow for light in self._scene.lights[:lights]]
         # Once in double precision: what the drawing itself needs no machine's mathematical library for.
         cutoff = np.radians(words[:, _CUTOFF].view(np.float32), dtype=np.float64)
         words[:, -2] = np.cos(cutoff).astype(np.float32).view(np.int32)
         half = np.minimum(cutoff * float(self.model.vis.map.shadowscale), np.radians(80))
         words[:, -1] = np.tan(half).astype(np.float32).view(np.int32)
-        return Scene(assets, frame, np.ascontiguousarray(self._geoms.read(count)))  # numpy had the columns outside
+        geoms = np.ascontiguousarray(self._geoms.read(count))  # numpy had the columns outside
+        return Scene(self._assets, frame, geoms)
 
     def why_undrawable(self, data: Any) -> str | None:
         """What there is in the scene that cannot be drawn by casting rays, or None."""
-        model, scene = self.model, self.scene
+        model, scene = self.model, self._scene
         update_scene(scene, model, data, self._camera)
         types = {geom.type for geom in scene.geoms[: scene.ngeom]}
         lights = scene.lights[: scene.nlight]
