@@ -90,7 +90,7 @@ def registered() -> Iterator[Any]:
 
 
 def inner(env: Environment) -> Any:
-    return env.simulator._env.unwrapped  # type: ignore[attr-defined]
+    return env.simulator.env.unwrapped  # type: ignore[attr-defined]
 
 
 def images(*shape: int) -> spaces.Box:

@@ -103,7 +103,7 @@ def test_arguments_and_wrappers_of_an_environment(described: list[TrainConfig]) 
     options = ["--env.kwargs", '{"gain": 0.5}', "--env.wrap", "own_env:Dim"]
     cli.main(["train", "gym/Lamp-v0", "--import", OWN_ENV, "--preset", "cpu", *options])
     env = make("gym/Lamp-v0", described[0].env, 1)
-    lamp = env.simulator._env  # type: ignore[attr-defined]
+    lamp = env.simulator.env  # type: ignore[attr-defined]
     assert lamp.unwrapped.gain == 0.5
     bright = env.reset(1).max()
     assert lamp.unwrapped.level // 2 == bright
@@ -118,7 +118,7 @@ def test_arguments_and_wrappers_of_an_environment(described: list[TrainConfig]) 
         (["--env.kwargs", "gain=0.5"], "which is no JSON"),
         (["--env.kwargs", "[1]"], "give a JSON object"),
         (["--env.kwargs", '{"gian": 1}'], "does not take --env.kwargs"),
-        (["--env.wrap", "own_env:Dimm"], "There is no wrapper 'own_env:Dimm'"),
+        (["--env.wrap", "own_env:Dimm"], "The wrapper 'own_env:Dimm' cannot be imported"),
     ],
 )
 def test_wrong_arguments_and_wrappers(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,10 +172,10 @@ def test_an_image_in_a_dict(showing: Any) -> None:
     with pytest.raises(drq.UserError, match=r"no image 'joints' but 'eye'"):
         make(task, EnvConfig(image_key="joints"), 1)
     env = make(task, EnvConfig(image_size=20, image_key="eye"), 1)
-    assert np.array_equal(env.reset(0), env.simulator._env.unwrapped.shown["eye"].transpose(2, 0, 1))  # type: ignore[attr-defined]
+    assert np.array_equal(env.reset(0), env.simulator.env.unwrapped.shown["eye"].transpose(2, 0, 1))  # type: ignore[attr-defined]
     assert env.spec.sees == "the observation 'eye', 20x20x3"
     other = spaces.Dict(eye=spaces.Box(0, 255, (9, 20, 3), np.uint8))
-    env.simulator._env.unwrapped.observation_space = other  # type: ignore[attr-defined]
+    env.simulator.env.unwrapped.observation_space = other  # type: ignore[attr-defined]
     with pytest.raises(drq.UserError, match=r"of shape \(9, 20, 3\) in env step 0 .* promised uint8"):
         env.reset(0)
     assert isinstance(configure(task, {"env.image_key": "eye"}).agent, SACConfig)
@@ -184,7 +184,7 @@ def test_an_image_in_a_dict(showing: Any) -> None:
 def test_floats_are_seen_as_bytes(showing: Any) -> None:
     env = make(showing(spaces.Box(0, 1, (20, 20, 3), np.float32)), EnvConfig(image_size=20), 1)
     frame = env.reset(0)
-    shown = env.simulator._env.unwrapped.shown  # type: ignore[attr-defined]
+    shown = env.simulator.env.unwrapped.shown  # type: ignore[attr-defined]
     assert frame.dtype == np.uint8
     assert np.abs(frame.transpose(1, 2, 0) - 255 * shown).max() <= 0.5
 

@@ -7,10 +7,7 @@ values 0 to 255 (the encoder divides by 255 after augmentation); all stacked fra
 
 from __future__ import annotations
 
-import importlib
 import math
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -19,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from drq.envs.tasks import named_object
 from drq.errors import UserError, did_you_mean
 
 
@@ -221,18 +219,7 @@ def parse(name: str, *, pad: int = 4, intensity_scale: float = 0.1) -> Augmentat
 
 
 def _imported(reference: str) -> Augmentation:
-    module, _, attribute = reference.partition(":")
-    folder = os.getcwd()
-    if folder not in sys.path:  # an installed command does not look there by itself
-        sys.path.insert(0, folder)
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-        made = found() if isinstance(found, type) else found
-    except Exception as error:  # whatever the module's own code may raise
-        raise UserError(
-            f"The augmentation {reference!r} cannot be imported ({type(error).__name__}: {error}): "
-            "write my_module:my_augmentation, with my_module in the current folder or installed."
-        ) from error
+    made = named_object(reference, "augmentation", made=True)
     if not (callable(made) and callable(getattr(made, "sample", None)) and hasattr(made, "columns")):
         raise UserError(
             f"{reference!r} is not an augmentation: give it columns, sample and __call__ as docs/extending.md shows."

@@ -46,10 +46,8 @@ class Views(Protocol):
         ...
 
 
-class Encoder(Protocol):
-    """Observations to flat feature vectors."""
-
-    def __call__(self, observations: Tensor, /) -> Tensor: ...
+Encoder = Callable[[Tensor], Tensor]
+"""Observations to flat feature vectors."""
 
 
 class Rings(NamedTuple):
@@ -177,10 +175,8 @@ class Backend:
         parameters = list(parameters)
         optimizer: Optimizer = torch.optim.Adam(parameters, learning_rate, betas, eps)
         if weight_decay:
-            kinds: dict[bool, list[nn.Parameter]] = {True: [], False: []}
-            for parameter in parameters:
-                kinds[decays(parameter)].append(parameter)
-            groups: list[dict[str, Any]] = [{"params": kinds[True]}, {"params": kinds[False], "weight_decay": 0.0}]
+            matrices, vectors = ([p for p in parameters if decays(p) == does] for does in (True, False))
+            groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
             optimizer = torch.optim.AdamW(groups, learning_rate, betas, eps, weight_decay)
         if average is not None:
             optimizer.register_step_post_hook(lambda *_: average.move(parameters))

@@ -66,13 +66,12 @@ def check_environment(options: CheckArguments) -> list[str]:
 
 
 def _described(spec: EnvSpec) -> Iterator[str]:
-    shape = "x".join(map(str, (*spec.frame_shape[1:], spec.frame_shape[0])))
-    yield f"{spec.task}"
-    yield (
-        f"  sees      {spec.sees or 'pixels'}: {shape}, {spec.frame_stack} stacked"
-        if spec.pixels
-        else (f"  sees      a vector of {spec.frame_shape[0]} numbers")
-    )
+    yield spec.task
+    if spec.pixels:
+        shape = "x".join(map(str, (*spec.frame_shape[1:], spec.frame_shape[0])))
+        yield f"  sees      {spec.sees or 'pixels'}: {shape}, {spec.frame_stack} stacked"
+    else:
+        yield f"  sees      a vector of {spec.frame_shape[0]} numbers"
     if spec.action_kind == "discrete":
         yield f"  actions   {spec.action_size}, discrete: DQN learns"
     else:

@@ -19,8 +19,7 @@ from drq.augment import parse
 from drq.backend import Backend, Views
 from drq.config import DQNConfig
 from drq.envs.protocol import EnvSpec
-from drq.networks.encoders import PixelEncoder, StateEncoder, make_encoder, orthogonal_init
-from drq.networks.heads import WideLinear
+from drq.networks import PixelEncoder, StateEncoder, WideLinear, make_encoder, orthogonal_init
 from drq.regularize import Transformations
 from drq.replay import Batch
 

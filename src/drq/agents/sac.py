@@ -21,8 +21,7 @@ from drq.augment import parse
 from drq.backend import Backend, Views
 from drq.config import SACConfig
 from drq.envs.protocol import EnvSpec
-from drq.networks.encoders import make_encoder
-from drq.networks.heads import Actor, Policy, TwinCritic
+from drq.networks import Actor, Policy, TwinCritic, make_encoder
 from drq.regularize import Transformations
 from drq.replay import Batch
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable
 from typing import Any, Literal, SupportsFloat
 
@@ -25,7 +24,7 @@ from drq.envs.episode import VIDEO_SIZE, ActionRange, EnvStep, SteppedEnvironmen
 from drq.envs.pictures import channels_last, frame_of, image_channels, resized
 from drq.envs.protocol import Action, EnvSpec, Frame
 from drq.envs.rendering import choose_backend
-from drq.envs.tasks import import_modules
+from drq.envs.tasks import import_modules, named_object
 from drq.errors import UserError
 
 
@@ -61,7 +60,7 @@ def make(identity: str, config: EnvConfig, action_repeat: int) -> SteppedEnviron
     """The environment registered as `identity`."""
     choose_backend()  # Gymnasium's MuJoCo tasks read MUJOCO_GL too
     simulator = _Gymnasium(identity, config)
-    limit = simulator.env_step_limit
+    limit = simulator.env.spec.max_episode_steps if simulator.env.spec is not None else None
     spec = EnvSpec(
         task=f"gym/{identity}",
         frame_shape=simulator.sight.frame_shape,
@@ -84,28 +83,24 @@ class _Gymnasium:
 
     def __init__(self, identity: str, config: EnvConfig) -> None:
         self._task = f"gym/{identity}"
-        self._env = construct(identity, config)
+        self.env = construct(identity, config)
         self._observation: Any = None
         self._env_step = 0
         try:
-            self.actions = _Actions(self._task, self._env.action_space)
-            self.sight = Sight(self._task, self._env, config)
+            self.actions = _Actions(self._task, self.env.action_space)
+            self.sight = Sight(self._task, self.env, config)
         except UserError:
-            close_or_say(self._task, self._env.close)
+            close_or_say(self._task, self.env.close)
             raise
-
-    @property
-    def env_step_limit(self) -> int | None:
-        return self._env.spec.max_episode_steps if self._env.spec is not None else None
 
     def begin(self, seed: int) -> None:
         self._env_step = 0
-        observation, _ = self._env.reset(seed=seed)
+        observation, _ = self.env.reset(seed=seed)
         self._observation = self._promised(observation)
 
     def advance(self, action: Action) -> EnvStep:
         self._env_step += 1
-        observation, reward, terminated, truncated, info = self._env.step(self.actions(action))
+        observation, reward, terminated, truncated, info = self.env.step(self.actions(action))
         self._observation = self._promised(observation)
         return EnvStep(float(reward), bool(terminated), bool(truncated), info if isinstance(info, dict) else None)
 
@@ -128,10 +123,10 @@ class _Gymnasium:
     @property
     def draws(self) -> bool:
         """Whether there is a picture for a video."""
-        return self._env.render_mode == "rgb_array" or self.sight.source == "observation"
+        return self.env.render_mode == "rgb_array" or self.sight.source == "observation"
 
     def picture(self) -> NDArray[np.uint8]:
-        if self._env.render_mode == "rgb_array":
+        if self.env.render_mode == "rgb_array":
             return self.sight.drawing()
         if not self.draws:
             raise UserError(f"{self._task} has no rgb_array render mode for a video: go without (--eval.no-video).")
@@ -139,7 +134,7 @@ class _Gymnasium:
         return np.broadcast_to(image, (VIDEO_SIZE, VIDEO_SIZE, 3)).copy()
 
     def close(self) -> None:
-        self._env.close()
+        self.env.close()
 
 
 class Sight:
@@ -312,7 +307,7 @@ def _of_its_type(action: Any, space: spaces.Box) -> NDArray[Any]:
 def construct(identity: str, config: EnvConfig) -> gymnasium.Env[Any, Any]:
     """Makes the environment, able to draw itself if it can, with the wrappers asked for around it."""
     arguments: dict[str, Any] = {"max_episode_steps": config.max_episode_steps, **keyword_arguments(config.kwargs)}
-    wrappers = [_wrapper(reference) for reference in config.wrap]
+    wrappers = [named_object(reference, "wrapper") for reference in config.wrap]
     try:
         env = gymnasium.make(identity, **arguments)
         # Only an environment that exists tells its render modes, and the mode is fixed when it is made.
@@ -341,18 +336,6 @@ def keyword_arguments(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UserError(f"--env.kwargs is {text!r}: give a JSON object, as '{{\"friction\": 0.5}}'.")
     return found
-
-
-def _wrapper(reference: str) -> Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]:
-    """What `--env.wrap my_module:Wrapper` names."""
-    module, _, name = reference.rpartition(":")
-    if module:
-        import_modules([module])
-    found = getattr(sys.modules.get(module), name, None)
-    if not callable(found):
-        raise UserError(f"There is no wrapper {reference!r}: write --env.wrap my_module:Wrapper.")
-    wrapper: Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]] = found
-    return wrapper
 
 
 def _needs_package(task: str, error: Exception) -> str:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from drq.envs.families import FAMILIES, family_of, split_task
 from drq.errors import UserError, did_you_mean, what_failed
@@ -56,8 +57,7 @@ def import_modules(names: Iterable[str]) -> None:
             if not file.is_file():
                 raise UserError(f"There is no file {name}: give --import your module's name, or its file.")
             folder, module = str(file.parent), file.stem
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
+        _look_in(folder)
         try:
             imported = importlib.import_module(module)
         except ModuleNotFoundError as error:
@@ -71,6 +71,26 @@ def import_modules(names: Iterable[str]) -> None:
             raise UserError(_failed_import(name, error)) from error
         if name.endswith(".py") and Path(imported.__file__ or "").resolve() != file:
             raise UserError(f"{name} has the name of another module, {imported.__file__}: rename the file.")
+
+
+def named_object(reference: str, what: str, *, made: bool = False) -> Any:
+    """What `my_module:name` names, in a module of the current folder or an installed one; `made`: of a class, an
+    object."""
+    module, _, name = reference.partition(":")
+    _look_in(os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), name)
+        return found() if made and isinstance(found, type) else found
+    except (Exception, SystemExit) as error:  # whatever the module's own code may raise
+        raise UserError(
+            f"The {what} {reference!r} cannot be imported ({type(error).__name__}: {error}): "
+            f"write my_module:my_{what}, with my_module in the current folder or installed."
+        ) from error
+
+
+def _look_in(folder: str) -> None:
+    if folder not in sys.path:  # an installed command does not look there by itself
+        sys.path.insert(0, folder)
 
 
 def _failed_import(name: str, error: BaseException) -> str:
