@@ -263,25 +263,9 @@ def _aggregates(table: tables.ScoreTable, names: list[str]) -> Json:
     return {
         "title": table.title,
         "metrics": list(tables.METRICS),
-        "rows": [
-            {
-                "name": row.system,
-                "system": number.get(row.system),
-                "games": row.games,
-                "runs": row.runs,
-                "metrics": row.metrics,
-            }
-            for row in rows
-        ],
+        "rows": [{"name": row.system, **vars(row), "system": number.get(row.system)} for row in rows],
         "improvements": [
-            {
-                "system": number[one.system],
-                "other": one.other,
-                "against": number.get(one.other),
-                "games": one.games,
-                "probability": one.probability,
-            }
-            for one in improvements
+            {**vars(one), "system": number[one.system], "against": number.get(one.other)} for one in improvements
         ],
         "peers": read_published("atari100k_peers.csv"),
     }

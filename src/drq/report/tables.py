@@ -154,12 +154,8 @@ def mean_curve(runs: Sequence[RunResult]) -> tuple[Array, Array, Array]:
     """Steps, mean and sample standard deviation (nan for a single run) over the runs that reached each
     step."""
     grid, curves = common_grid(runs)
-    values = np.stack(curves)
-    count = np.isfinite(values).sum(axis=0)
-    mean = np.nansum(values, axis=0) / count
-    squares = np.nansum((values - mean) ** 2, axis=0)
-    spread = np.sqrt(np.divide(squares, count - 1, out=np.full_like(squares, np.nan), where=count > 1))
-    return grid, mean, spread
+    reached = np.ma.masked_invalid(np.stack(curves))
+    return grid, reached.mean(axis=0).filled(np.nan), reached.std(axis=0, ddof=1).filled(np.nan)
 
 
 def by_finished(runs: Sequence[RunResult]) -> dict[bool, list[RunResult]]:
@@ -234,20 +230,14 @@ def _difference(ours: Sequence[Cell], theirs: Sequence[Cell]) -> Estimate:
 
 def atari_scores(table: ScoreTable) -> dict[str, dict[str, Array]]:
     """System -> game -> human-normalised scores (a single one where only a mean was published)."""
-    known = {task: family_of(task).scores.get(split_task(task)[1]) for task in table.tasks}
-    players = {task: player for task, player in known.items() if player}
-    scores: dict[str, dict[str, Array]] = {}
-    for index, name in enumerate(table.columns):
-        cells = {task: cell for task, row in zip(table.tasks, table.cells, strict=True) if (cell := row[index])}
-        runs = {task: np.array([cell.mean]) if cell.runs is None else cell.runs for task, cell in cells.items()}
-        games = {
-            task: statistics.human_normalised(values, *players[task])
-            for task, values in runs.items()
-            if task in players
-        }
-        if games and name not in ("Human", "Random"):
-            scores[name] = games
-    return scores
+    scores: dict[str, dict[str, Array]] = defaultdict(dict)
+    for task, cells in zip(table.tasks, table.cells, strict=True):
+        players = family_of(task).scores.get(split_task(task)[1])
+        for name, cell in zip(table.columns, cells, strict=True):
+            if players and cell and name not in ("Human", "Random"):
+                runs = np.array([cell.mean]) if cell.runs is None else cell.runs
+                scores[name][task] = statistics.human_normalised(runs, *players)
+    return {name: scores[name] for name in table.columns if name in scores}
 
 
 def aggregates(table: ScoreTable) -> tuple[list[Aggregate], list[Improvement]]:

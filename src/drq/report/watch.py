@@ -120,7 +120,8 @@ class Watched:
         folders = run_folders(self.root)
         runs, stamps = [], []
         for folder in folders:
-            stamps += [_stamp(file) for file in _results(folder)]
+            read = folder.config_file, folder.eval_csv, folder.finished_file, folder.error_file
+            stamps += [_stamp(file) for file in read]
             try:
                 runs.append(self._run(folder))
             except UserError:  # the report names it
@@ -228,11 +229,6 @@ def gpus() -> list[Json]:
         ]
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
-
-
-def _results(folder: RunFolder) -> tuple[Path, ...]:
-    """The files that the report reads of a run."""
-    return folder.config_file, folder.eval_csv, folder.finished_file, folder.error_file
 
 
 def _stamp(file: Path) -> tuple[str, int, int]:
