@@ -200,6 +200,14 @@ def test_mixed_versions_of_the_simulator_are_said(tmp_path: Path) -> None:
     assert "mujoco: 3.11.0, 3.12.0" in warning
 
 
+def test_a_preset_that_nothing_was_published_of_is_said(tmp_path: Path) -> None:
+    fake_run(tmp_path, preset="ablation", batch_size=128, label="K=2 M=2")
+    fake_run(tmp_path, "toy/reach", preset="cpu")  # beside which nothing stands
+    assert read_results([tmp_path])[1] == [
+        "PlaNet tasks: the settings of the preset ablation (K=2 M=2) are not those of the published figures"
+    ]
+
+
 def test_runs_drawn_in_different_ways_are_said(tmp_path: Path) -> None:
     fake_run(tmp_path, seed=1, env={"render": "cuda"})
     fake_run(tmp_path, seed=2, env={"render": "ray"})

@@ -136,7 +136,7 @@ def read_results(paths: Sequence[Path]) -> tuple[list[RunResult], list[str]]:
         f"{benchmark}: {system} has no run of {', '.join(sorted(tasks))} with seed {seeds}"
         for (benchmark, system, seeds), tasks in by_seeds(missing_runs(runs, paths)).items()
     ]
-    warnings += _mixed_versions(runs) + _mixed_drawing(runs)
+    warnings += _mixed_versions(runs) + _other_presets(runs) + _mixed_drawing(runs)
     return runs, warnings
 
 
@@ -311,6 +311,18 @@ def _mixed_versions(runs: list[RunResult]) -> list[str]:
         if len(found) > 1:
             warnings.append(f"the runs were made with different versions of {package}: {', '.join(sorted(found))}")
     return warnings
+
+
+def _other_presets(runs: list[RunResult]) -> list[str]:
+    """Runs that stand beside published figures of other settings without a name that says so."""
+    systems: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    for run in runs:
+        if run.config.get("preset") in ("ablation", "cpu", "toy") and run.task in run.benchmark.tasks:
+            systems[run.benchmark.title, run.config["preset"]][run.system] = None
+    return [
+        f"{benchmark}: the settings of the preset {preset} ({', '.join(names)}) are not those of the published figures"
+        for (benchmark, preset), names in systems.items()
+    ]
 
 
 def _mixed_drawing(runs: list[RunResult]) -> list[str]:
