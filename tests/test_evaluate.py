@@ -150,6 +150,18 @@ def test_whole_episodes_until_enough_is_played(min_agent_steps: int, parallel: i
     assert evaluate(parallel, episodes=2, min_agent_steps=min_agent_steps).episodes == expected
 
 
+def test_how_many_are_played_at_once() -> None:
+    made = []
+
+    def make_group(count: int) -> EnvironmentGroup:
+        made.append(count)
+        return new_group(count)
+
+    for options in ({"episodes": 5}, {"episodes": 23}, {"episodes": 60}, {"episodes": 60, "min_agent_steps": 40}):
+        evaluate(50, make_group=make_group, **options)
+    assert made == [5, 23, 50, 16]
+
+
 def test_exactly_enough_is_enough() -> None:
     first = play_alone(0).agent_steps
     for parallel in (1, 3, 10):

@@ -76,7 +76,7 @@ def _seconds_per_evaluation(config: TrainConfig, spec: EnvSpec, device: torch.de
     """And what was taken for granted."""
     engine, _ = settings_beside_training(config, device)
     evaluator = make_evaluator(config, make_acting_agent(config, spec, engine), engine)
-    wanted, family = config.eval, family_of(config.task)
+    wanted = config.eval
     began, steps = time.perf_counter(), 0
 
     def stopping() -> bool:
@@ -96,12 +96,13 @@ def _seconds_per_evaluation(config: TrainConfig, spec: EnvSpec, device: torch.de
         per_step = (time.perf_counter() - began) / (steps - WARM_STEPS)
     finally:
         evaluator.close()
+    at_once = evaluator.at_once(wanted.episodes, wanted.min_agent_steps)
     if wanted.min_agent_steps:
-        return wanted.min_agent_steps / family.episodes_at_once * per_step, ""
+        return wanted.min_agent_steps / at_once * per_step, ""
     length, assumed = spec.max_episode_agent_steps, ""
-    if family.scores or length is None:
+    if family_of(config.task).scores or length is None:
         length, assumed = GAME_AGENT_STEPS, f" if episodes have {GAME_AGENT_STEPS:,} agent steps"
-    return wanted.episodes * length / min(family.episodes_at_once, wanted.episodes) * per_step, assumed
+    return wanted.episodes * length / at_once * per_step, assumed
 
 
 def _seconds_per_agent_step(config: TrainConfig, env: Environment, engine: EngineSettings) -> float:
