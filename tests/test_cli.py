@@ -40,7 +40,8 @@ from runs import FLAGS, drq, fails, rows
         (("train", "toy/reach", "--engine.cuda-graphs", "on"), "CUDA graphs need a GPU"),
         (("train", "toy/reach", "--engine.kernels", "on"), "The kernels need a GPU"),
         (("train", "toy/reach", "--wandb"), "[wandb]'"),
-        (("eval", "no/such/run"), "is no run folder"),
+        (("train", "toy/reach", "--dir", __file__), "test_cli.py is a file: choose another --dir."),
+        (("eval", "no/such/run"), "is no run folder (there is nothing of that name)"),
         (("eval", "no/such/run", "--episodes", "0"), "--episodes is 0: set it between 1 and 10,000,000"),
         (("tasks", "foo"), "There is no family of tasks 'foo'"),
         (("suite",), "Say what to do with suites"),
@@ -65,12 +66,18 @@ def test_cuda_without_a_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert "sees no CUDA device" in fails(capsys, "train", "toy/reach", "--device", "cuda")
 
 
-def test_a_misspelt_flag_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("flag", "value", "suggested"),
+    [("--agent.encodr", "impala", "--agent.encoder"), ("--steps", "1e4", "'1e4' is no whole number: write its digits")],
+)
+def test_a_misspelt_flag_gets_a_suggestion(
+    flag: str, value: str, suggested: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stopped:
-        cli.main(["train", "toy/reach", "--agent.encodr", "impala"])
+        cli.main(["train", "toy/reach", flag, value])
     assert stopped.value.code == 2
     said = capsys.readouterr()
-    assert "--agent.encoder" in said.out + said.err
+    assert suggested in said.out + said.err
 
 
 @pytest.mark.parametrize("command", list(cli.COMMANDS))

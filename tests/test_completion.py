@@ -50,6 +50,6 @@ def test_an_unknown_shell(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_begins_with_what_people_use(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["train", "toy/reach", "--help"])
-    lines = [line.split()[0] for line in capsys.readouterr().out.splitlines()[:16] if line.startswith("  --")]
+    lines = [line.split()[0] for line in capsys.readouterr().out.splitlines()[:17] if line.startswith("  --")]
     assert lines[:4] == ["--preset", "--steps", "--seed", "--dir"]
-    assert len(lines) == 10
+    assert len(lines) == 11

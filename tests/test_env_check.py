@@ -32,7 +32,7 @@ def test_a_sound_environment(
     code, said, faults = check(capsys, "gym/Lamp-v0", *options)
     assert (code, faults) == (0, [])
     assert "sees      the observation, 30x40x3, resized to 24x24: 24x24x3, 3 stacked" in said
-    assert "actions   1 numbers from -2 to 2: SAC learns" in said
+    assert "actions   1 number from -2 to 2: SAC learns" in said
     assert "agent steps/s" in said
     assert Image.open(tmp_path / "seen.png").size == (3 * 24 * 4, 24 * 4)
 

@@ -289,6 +289,17 @@ def test_mistakes(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_is_what_its_name_says_and_open_to_all_who_may_read(catch: Path, tmp_path: Path) -> None:
+    """safetensors makes files that only their owner can read."""
+    (tmp_path / "plain").touch()
+    for name in ("x.pt2", "x.drq"):
+        drq.export(catch, tmp_path / name)
+    assert {file.stat().st_mode for file in tmp_path.iterdir()} == {(tmp_path / "plain").stat().st_mode}
+    assert {file.stat().st_mode for file in (catch / "checkpoint").iterdir()} == {(tmp_path / "plain").stat().st_mode}
+    torch.export.load(tmp_path / "x.pt2")
+    drq.load(tmp_path / "x.drq")
+
+
 def test_a_file_that_is_no_policy(tmp_path: Path) -> None:
     (tmp_path / "x.drq").write_text("not a policy at all")
     with pytest.raises(drq.UserError, match="is no policy that `drq export` wrote"):

@@ -6,13 +6,14 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 import drq
 import runs
@@ -60,7 +61,7 @@ class FullFile:
     def write(self, *args: Any) -> None:
         raise FULL
 
-    add_scalar = flush = close = mimsave = write
+    flush = close = write
 
 
 def full_csv(patch: pytest.MonkeyPatch) -> None:
@@ -103,11 +104,17 @@ def test_a_disk_too_full_for_pictures_does_not_end_a_run(
     def save_video(*args: Any) -> None:
         raise FULL
 
+    def for_one() -> Iterator[None]:
+        yield
+        raise FULL
+
+    room = for_one()
     monkeypatch.setattr(evaluation_service, "save_video", save_video)
-    monkeypatch.setattr(logs, "_tensorboard", FullFile)
+    monkeypatch.setattr(RecordWriter, "write", lambda *args: next(room))
     drq.train(small(tmp_path / "run", eval=dataclasses.replace(small(tmp_path).eval, video=True)))
     said = capfd.readouterr().err
     assert "TensorBoard's files are not written any more" in said
+    assert "Traceback" not in said
     assert "could not be written ([Errno 28] No space left on device)" in said
     assert rows(whole / "eval.csv") == rows(tmp_path / "run" / "eval.csv")
 

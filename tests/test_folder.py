@@ -122,6 +122,11 @@ def test_what_may_change_when_a_run_goes_on_is_this_and_nothing_else(tmp_path: P
         else:
             with pytest.raises(UserError, match=f"holds a run with other settings \\({name}: "):
                 folder.check(changed)
+    many = {"task": "toy/catch", **{f"agent.{name}": 7 for name in ("k", "m", "pad", "n_step", "tau")}}
+    with pytest.raises(UserError, match=r"settings \(task: 'toy/reach' there, 'toy/catch' now; .*; and 1 more\)"):
+        folder.check(override(config, many))
+    with pytest.raises(UserError, match="is no name in UTF-8"):
+        RunFolder(tmp_path / "L\udce4ufe").check(config)
     folder.check(dataclasses.replace(config, steps=config.steps + 1))
     with pytest.raises(UserError, match="holds a run of 120 steps, more than the 119 asked for"):
         folder.check(dataclasses.replace(config, steps=config.steps - 1))

@@ -94,7 +94,7 @@ NAN, INF = float("nan"), float("inf")
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "nan reward": ({"at": "reward", "gives": NAN}, r"gave the reward nan in env step 1 "),
     "infinite reward": ({"at": "reward", "gives": -INF}, r"gave the reward -inf in env step 1 "),
-    "no reward": ({"at": "reward", "gives": None}, r"in env step 1 of an episode at gym.py, line \d+ \(TypeError"),
+    "no reward": ({"at": "reward", "gives": None}, r"in env step 1 of an episode \(TypeError: float"),
     "nan state": ({"at": "observation", "gives": np.array([0, NAN, 0])}, r"observation nan at place 1 in env step 3"),
     "infinite state": ({"at": "observation", "gives": np.full(3, INF)}, r"observation inf at place 0 in env step 3"),
     "state of one": ({"at": "observation", "gives": np.zeros(1)}, r"shape \(1,\) in env step 3 .* promised fl.*\(3,\)"),
@@ -112,7 +112,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "step exits": ({"at": "step", "gives": SystemExit(0)}, r"failed in env step 3 .* \(SystemExit: 0\)"),
     "step cannot say why": ({"at": "step", "gives": Unspeakable()}, r"failed in env step 3 .* \(Unspeakable\)"),
     "step gives four": ({"at": "four"}, r"failed in env step 1 .* \(ValueError: not enough values to unpack"),
-    "reset without info": ({"at": "no info"}, r"failed in its reset .* \(ValueError: "),
+    "reset without info": ({"at": "no info"}, r"failed in its reset \(ValueError: "),
     "reward of two": ({"at": "reward", "gives": np.ones(2)}, r"failed in env step 1 .* \(TypeError: only"),
     "state past float32": ({"at": "observation", "gives": np.full(3, 1e300)}, r"observation inf at place 0 in env st"),
     "constructor raises": ({"at": "constructor"}, r"in its constructor at test_misb.*, line \d+ \(ValueError: no room"),

@@ -392,8 +392,14 @@ def test_a_full_disk_keeps_the_previous_checkpoint(
         patch.setattr(checkpoint_module, "save_file", full)
         with pytest.raises(UserError, match=r"No space left on device.*the previous checkpoint is intact"):
             drq.train(small(tmp_path / "run"), quiet=True)
+        calls[0] = 4
+        with pytest.raises(UserError, match=r"No space left on device.*run the same command again, which begins anew"):
+            drq.train(small(tmp_path / "first"), quiet=True)
+    left = tmp_path / "run/checkpoint/.tmpAb12Cd"  # as safetensors leaves it where a run is killed
+    left.touch()
     drq.train(small(tmp_path / "run"), quiet=True)
     assert_same_run(uninterrupted, tmp_path / "run")
+    assert not left.exists()
 
 
 def test_the_policy_of_a_checkpoint_acts_as_the_trained_one(uninterrupted: Path) -> None:

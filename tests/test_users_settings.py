@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -125,6 +126,29 @@ def test_wrong_arguments_and_wrappers(options: list[str], said: str, capsys: pyt
     with pytest.raises(SystemExit):
         cli.main(["train", "gym/Lamp-v0", "--import", OWN_ENV, *options])
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("def __init__(self, track): pass", "does not take --env.kwargs '{}' (Odd.__init__() missing 1 required"),
+        ("def reset(self): pass", "failed (TypeError: Odd.reset() got an unexpected keyword argument 'seed'): mend"),
+    ],
+)
+def test_no_line_of_gymnasiums_is_the_users_to_mend(
+    made: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "odd_env.py").write_text(
+        "import gymnasium\nfrom gymnasium.envs.classic_control import PendulumEnv\n"
+        f"class Odd(PendulumEnv):\n    {made}\ngymnasium.register('Odd-v0', Odd)\n"
+    )
+    monkeypatch.delitem(sys.modules, "odd_env", raising=False)
+    with pytest.raises(SystemExit):
+        cli.main(["check", "gym/Odd-v0", "--import", str(tmp_path / "odd_env.py"), "--env.observation", "state"])
+    gymnasium.registry.pop("Odd-v0")
+    said_of_it = capfd.readouterr().err
+    assert said in said_of_it
+    assert "WARN" not in said_of_it
 
 
 def test_arguments_are_for_environments_of_ones_own(tmp_path: Path) -> None:

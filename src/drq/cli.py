@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional, arg
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from drq.errors import DeviceLost, UserError, did_you_mean, end_at_once
 
@@ -39,6 +40,7 @@ OFTEN_USED = """The options used most:
   --steps N                 how long to train
   --seed N                  everything random follows from it
   --dir FOLDER              where the run is kept; the same command again resumes it
+  --agent NAME              {agents}; unset, what the task's actions ask for
   --device cpu|cuda         where the agent learns
   --import MODULE           a module or file of yours that registers environments
   --config FILE             settings from a TOML file, or from the config.json of another run
@@ -76,8 +78,9 @@ def train_command(args: list[str]) -> None:
     default = presets.configure(task, settings)
     config = tyro.cli(
         TrainConfig,
-        prog=f"drq train TASK [--preset NAME] [--agent {'|'.join(AGENTS)}] [--config FILE]",
-        description=f"{train_command.__doc__}\n\n{OFTEN_USED.format(presets=', '.join(presets.PRESETS))}\n"
+        prog="drq train TASK",
+        description=f"{train_command.__doc__}\n\n"
+        f"{OFTEN_USED.format(presets=', '.join(presets.PRESETS), agents=' or '.join(AGENTS))}\n"
         f"The defaults below are those of {default.preset!r} for {task}.",
         default=default,
         args=args,
@@ -126,7 +129,8 @@ def eval_command(args: list[str]) -> None:
         found = {"return_mean": played.mean, "return_std": played.std, "info": played.info, "episodes": episodes}
         print(json.dumps(found, indent=2))
         return
-    print(f"return {played.mean:.1f} ± {played.std:.1f} over {len(played.episodes)} episodes{info_text(played.info)}")
+    count = f"{len(played.episodes)} episode{'s' * (len(played.episodes) != 1)}"
+    print(f"return {played.mean:.1f} ± {played.std:.1f} over {count}{info_text(played.info)}")
     if options.video is not None:
         print(f"video: {options.video}")
 
@@ -141,9 +145,9 @@ class ExportArguments:
     """The file to write."""
     best: bool = False
     """Of a run folder: what acted in its evaluation with the highest mean return, not the latest checkpoint."""
-    format: Literal["drq", "onnx", "pt2"] = "drq"
+    format: Literal["drq", "onnx", "pt2"] | None = None
     """drq is for `drq.load` and `drq eval`; onnx and pt2 (torch.export) are the network with its preprocessing as one
-    graph, checked against the policy's own actions."""
+    graph, checked against the policy's own actions. Unset: as the name of the file ends, otherwise drq."""
     dtype: Literal["float32", "bf16"] = "float32"
     """Of the weights in the file: bf16 halves it. Actions are computed in float32 all the same."""
     frame: str | None = None
@@ -374,6 +378,23 @@ def _values(args: list[str], *names: str) -> list[str]:
     return found
 
 
+WHOLE_NUMBERS = ConstructorRegistry()
+"""Has tyro say of `--steps 1e4` what to write instead, not that int() takes no such literal."""
+
+
+@WHOLE_NUMBERS.primitive_rule
+def _whole_number(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+    def read(words: list[str]) -> int:
+        try:
+            return int(words[0])
+        except ValueError:
+            raise ValueError(f"{words[0]!r} is no whole number: write its digits alone, as 10_000.") from None
+
+    if kind.type is not int:
+        return None
+    return PrimitiveConstructorSpec(1, "INT", read, lambda value: type(value) is int, lambda value: [str(value)])
+
+
 def main(args: list[str] | None = None) -> None:
     """Runs a command; a user's mistake is one sentence and exit code 2."""
     args = sys.argv[1:] if args is None else args
@@ -390,7 +411,8 @@ def main(args: list[str] | None = None) -> None:
         if name not in COMMANDS:
             meant = did_you_mean(name, COMMANDS)
             raise UserError(f"There is no command {name!r}.{meant} Choose from {', '.join(COMMANDS)}.")
-        COMMANDS[name](rest)
+        with WHOLE_NUMBERS:
+            COMMANDS[name](rest)
     except UserError as error:
         print(f"drq: {error}", file=sys.stderr)
         if isinstance(error, DeviceLost):

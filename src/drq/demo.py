@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import html
+import os
+import shutil
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +83,9 @@ def demo(arguments: DemoArguments) -> None:
     page = arguments.dir / "demo.html"
     page.write_text(_page(contestants, rows, references, arguments), encoding="utf-8")
     print("One seed each: another may go otherwise (--seed 2 --dir demo-2).")
-    print(f"\nCurves, augmented views and a video of the trained agent: {page}\nNext: drq train toy/catch")
+    # `make demo` leaves the command in .venv, where no shell looks for it before that is activated.
+    command = "drq" if shutil.which("drq") else os.path.relpath(Path(sys.executable).with_name("drq"))
+    print(f"\nCurves, augmented views and a video of the trained agent: {page}\nNext: {command} train toy/catch")
 
 
 def _train(contestants: list[Contestant], arguments: DemoArguments) -> None:
@@ -111,7 +116,7 @@ def _train(contestants: list[Contestant], arguments: DemoArguments) -> None:
             process.wait()
     for process, log in zip(processes, logs, strict=True):
         if process.returncode:
-            last = (log.read_text().strip().splitlines() or ["no output"])[-1]
+            last = (log.read_text().strip().splitlines() or ["it left no word, as on a full disk"])[-1]
             raise UserError(f"The demo's training stopped: {last} (all of it: {log})")
 
 

@@ -60,7 +60,7 @@ def check_environment(options: CheckArguments) -> list[str]:
     except UserError as error:
         faults.append(str(error))
     except Exception as error:  # whatever the environment's own code may raise
-        faults.append(f"Playing it failed {what_failed(error)}: mend that line first.")
+        faults.append(f"Playing it failed {what_failed(error)}: mend that first.")
     env.close()
     return faults
 
@@ -76,7 +76,8 @@ def _described(spec: EnvSpec) -> Iterator[str]:
         yield f"  actions   {spec.action_size}, discrete: DQN learns"
     else:
         low, high = spec.action_low or (-1.0,), spec.action_high or (1.0,)
-        yield f"  actions   {spec.action_size} numbers from {min(low):g} to {max(high):g}: SAC learns"
+        numbers = f"{spec.action_size} number{'s' * (spec.action_size != 1)}"
+        yield f"  actions   {numbers} from {min(low):g} to {max(high):g}: SAC learns"
     limit = spec.max_episode_agent_steps
     yield f"  episodes  {f'at most {limit:,} agent steps' if limit else 'without a time limit'}"
 

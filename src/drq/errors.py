@@ -44,13 +44,20 @@ def did_you_mean(
 
 
 def what_failed(error: BaseException) -> str:
-    """`at my_env.py, line 12 (ValueError: no room)`: what somebody else's code raised, and its innermost line."""
+    """`at my_env.py, line 12 (ValueError: no room)`: what somebody else's code raised, and its innermost line. Lines of
+    installed packages count where there are no others, Gymnasium's and ours never: nobody is to mend them."""
     if isinstance(error, SyntaxError):
         file, line, reason = error.filename, error.lineno, error.msg
     else:
         # Leaving out frames that are no files, as importlib's frozen ones.
-        frames = [each for each in traceback.extract_tb(error.__traceback__) if os.path.isfile(each.filename)]
-        file, line = (frames[-1].filename, frames[-1].lineno) if frames else (None, None)
+        frames = [
+            (frame.f_code.co_filename, line)
+            for frame, line in traceback.walk_tb(error.__traceback__)
+            if os.path.isfile(frame.f_code.co_filename)
+            and str(frame.f_globals.get("__name__")).partition(".")[0] not in ("drq", "gymnasium", "importlib")
+        ]
+        theirs = [each for each in frames if "site-packages" not in each[0]] or frames
+        file, line = theirs[-1] if theirs else (None, None)
         try:
             reason = str(error)
         except Exception:  # it fails even at that

@@ -64,7 +64,7 @@ def _constructing(task: str) -> Iterator[None]:
     except (UserError, ImportError):
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(f"{task} failed in its constructor {what_failed(error)}: mend that line first.") from error
+        raise UserError(f"{task} failed in its constructor {what_failed(error)}: mend that first.") from error
 
 
 def action_kind(task: str, config: EnvConfig) -> Literal["continuous", "discrete"]:

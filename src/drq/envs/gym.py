@@ -306,7 +306,11 @@ def _of_its_type(action: Any, space: spaces.Box) -> NDArray[Any]:
 
 def construct(identity: str, config: EnvConfig) -> gymnasium.Env[Any, Any]:
     """Makes the environment, able to draw itself if it can, with the wrappers asked for around it."""
-    arguments: dict[str, Any] = {"max_episode_steps": config.max_episode_steps, **keyword_arguments(config.kwargs)}
+    arguments: dict[str, Any] = {
+        "max_episode_steps": config.max_episode_steps,
+        "disable_env_checker": True,  # what it warns of ends a run with a sentence, or is for `drq check` to say
+        **keyword_arguments(config.kwargs),
+    }
     wrappers = [named_object(reference, "wrapper") for reference in config.wrap]
     try:
         env = gymnasium.make(identity, **arguments)
@@ -317,9 +321,12 @@ def construct(identity: str, config: EnvConfig) -> gymnasium.Env[Any, Any]:
     except (gymnasium.error.Error, ImportError) as error:
         raise UserError(_needs_package(f"gym/{identity}", error)) from error
     except TypeError as error:
-        if config.kwargs == "{}":
+        if config.kwargs == "{}" and "missing" not in str(error):
             raise
-        raise UserError(f"gym/{identity} does not take --env.kwargs {config.kwargs} ({error}): mend them.") from error
+        why = str(error).partition(" was raised from the environment creator")[0]
+        raise UserError(
+            f"gym/{identity} does not take --env.kwargs '{config.kwargs}' ({why}): mend them, as '{{\"speed\": 0.1}}'."
+        ) from error
     for wrapper in wrappers:
         env = wrapper(env)
     return env

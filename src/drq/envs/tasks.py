@@ -94,4 +94,4 @@ def _look_in(folder: str) -> None:
 
 
 def _failed_import(name: str, error: BaseException) -> str:
-    return f"Importing {name} failed {what_failed(error)}: mend that line first."
+    return f"Importing {name} failed {what_failed(error)}: mend that first."

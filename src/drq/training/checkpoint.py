@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from drq.engine import Learner, Snapshot
@@ -21,9 +20,12 @@ from drq.training import checkpoint_reader as reader
 from drq.training.checkpoint_files import LATEST, PREVIOUS, PROGRESS, BestFile, Description, Segment, not_finite
 from drq.training.faults import diverged
 from drq.training.folder import refuse_odd, write_atomically
-from drq.training.policy_file import header
+from drq.training.policy_file import header, save_file
 from drq.training.schedule import Schedule
 from drq.training.state import Best, RunState
+
+SAFETENSORS_TEMPORARY = ".tmp??????"
+"""What safetensors calls a file while it writes it, another each time: a killed run leaves it, of any size."""
 
 
 class Checkpoints:
@@ -87,6 +89,8 @@ class Checkpoints:
         def write() -> None:
             refuse_odd(folders=[self.folder])
             self.folder.mkdir(exist_ok=True)
+            for left in self.folder.glob(SAFETENSORS_TEMPORARY):
+                left.unlink(missing_ok=True)
             new = described
             if gained is not None:
                 sha256 = _save_durably(fresh.on_host(), self.folder / gained.file)
@@ -110,9 +114,10 @@ class Checkpoints:
             try:
                 writing.result()
             except (OSError, SafetensorError) as error:
+                before = "the previous checkpoint is intact" if self.exist else "which begins anew"
                 raise UserError(
                     f"The checkpoint in {self.folder} could not be written ({reason(error)}): free some disk "
-                    "space and run the same command again, the previous checkpoint is intact."
+                    f"space and run the same command again, {before}."
                 ) from error
 
     def check(self, device: torch.device) -> None:

@@ -8,7 +8,8 @@
 
 A crash at any moment leaves a latest.json and every file it names, and damage that is found later leaves previous.json.
 Serials count up, so that the next attempt writes over what a crash left half done. Only files that one of the two lists
-named are ever removed. `checkpoint.py` writes them, `checkpoint_reader.py` reads them.
+named are ever removed, and what safetensors had begun under names of its own. `checkpoint.py` writes them,
+`checkpoint_reader.py` reads them.
 """
 
 from __future__ import annotations

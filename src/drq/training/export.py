@@ -44,7 +44,7 @@ def export(
     out: str | Path,
     *,
     best: bool = False,
-    format: Format = "drq",
+    format: Format | None = None,
     dtype: Literal["float32", "bf16"] = "float32",
     frame: Sequence[int] | None = None,
     imports: Sequence[str] = (),
@@ -56,12 +56,14 @@ def export(
         out: the file to write.
         best: of a run folder, what acted in the evaluation with the highest mean return, not the latest checkpoint.
         format: drq, for `drq.load` and `drq eval`; onnx, or pt2 (torch.export), the network with its preprocessing as
-            one graph.
+            one graph. None: as the name of the file ends, otherwise drq.
         dtype: how weights are kept; bf16 halves the file. What is computed with them is float32.
         frame: shape of the raw frames that a graph takes, as (480, 640, 3). None: as the agent sees them.
         imports: modules to import first, where the agent itself is one of the user's.
     """
     out = Path(out)
+    by_name: dict[str, Format] = {".onnx": "onnx", ".pt2": "pt2"}
+    format = format or by_name.get(out.suffix, "drq")
     if out.is_dir():
         raise UserError(f"{out} is a folder: name a file for the policy, such as {out / 'policy.drq'}.")
     if out.exists() and not out.is_file():  # a device or a pipe, which moving the file into its place would remove

@@ -144,11 +144,23 @@ class RunFolder:
 
     def check(self, config: TrainConfig) -> None:
         """Refuses a folder that holds something else than this run, before anything is written to it."""
+        try:
+            str(self.path).encode()  # as config.json and TensorBoard's writer will
+        except UnicodeEncodeError:
+            raise UserError(f"{self.path} is no name in UTF-8: choose another --dir.") from None
         self.refuse_odd()
         if self.config_file.exists():
             self._check_same(config)
+        elif self.path.is_file():
+            raise UserError(f"{self.path} is a file: choose another --dir.")
         elif self.path.exists() and (not self.path.is_dir() or self._beginnings_apart()):
             raise UserError(f"{self.path} has something in it and is no run folder: choose another --dir.")
+
+    def _why_not(self) -> str:
+        if not self.path.exists():
+            return "there is nothing of that name"
+        run = next(self.path.glob("*/config.json"), None)
+        return "it has no config.json" + (f", {run.parent.name} in it has one" if run else "")
 
     def _beginnings_apart(self) -> set[Path]:
         """What is in the folder, but for what a run leaves that is killed before it has described itself."""
@@ -203,14 +215,17 @@ class RunFolder:
         stored = self.config_like(config.agent)
         # As each would be run: an older version may have left settings to their defaults.
         before, now = (flat(config_to_json(resolved(each))) for each in (stored, config))
+        # Another task or preset has many others in its wake: it is named first, and not all of them.
+        keys = sorted(before.keys() | now.keys(), key=lambda key: (key not in ("task", "preset"), key))
         differing = [
             f"{key}: {before.get(key)!r} there, {now.get(key)!r} now"
-            for key in sorted(before.keys() | now.keys())
+            for key in keys
             if before.get(key) != now.get(key) and key not in NOT_PART_OF_A_RUN
         ]
         if differing:
+            more = f"; and {len(differing) - 5} more" if len(differing) > 5 else ""
             raise UserError(
-                f"{self.path} holds a run with other settings ({'; '.join(differing)}): "
+                f"{self.path} holds a run with other settings ({'; '.join(differing[:5])}{more}): "
                 "choose another --dir, or repeat its settings to resume it."
             )
         if config.steps < stored.steps:
@@ -254,7 +269,7 @@ class RunFolder:
             return described
         except FileNotFoundError:
             raise UserError(
-                f"{self.path} is no run folder (it has no config.json): name the --dir of a `drq train`."
+                f"{self.path} is no run folder ({self._why_not()}): name the --dir of a `drq train`."
             ) from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
             raise UserError(

@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import io
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,7 @@ class Logs:
         `resumed_at`: the env step of a run that goes on."""
         self.train = CsvLog(folder.train_csv, sizes["train"])
         self.eval = CsvLog(folder.eval_csv, sizes["eval"], eval_rows)
+        self._hook, threading.excepthook = threading.excepthook, self._thread_failed
         self._tensorboard = _tensorboard(folder, None if resumed_at is None else resumed_at + 1)
         self._wandb = _wandb(folder, config) if wandb else None
 
@@ -125,6 +127,7 @@ class Logs:
         self.train.close()
         self.eval.close()
         self._to_tensorboard(lambda writer: writer.close())
+        threading.excepthook = self._hook
         if self._wandb is not None:
             self._wandb.finish()
 
@@ -134,6 +137,11 @@ class Logs:
         self._to_tensorboard(lambda writer: [writer.add_scalar(key, value, env_step) for key, value in named.items()])
         if self._wandb is not None:
             self._wandb.log(named | {"env_step": env_step})
+
+    def _thread_failed(self, failed: threading.ExceptHookArgs) -> None:
+        """Without the trace of TensorBoard's writer, of which `_to_tensorboard` has a sentence."""
+        if not type(failed.thread).__module__.startswith("tensorboard."):
+            self._hook(failed)
 
     def _to_tensorboard(self, write: Callable[[Any], object]) -> None:
         """What cannot be written there, on a full disk, is in the CSV files: it is said, and the run goes on."""

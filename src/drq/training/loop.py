@@ -176,7 +176,8 @@ class Loop:
         self.logs.log_eval(row)
         self._keep_if_best(request.agent_step, mean, weights)
         self.progress.say(
-            f"{self.schedule.text(request.agent_step)}: return {mean:.1f} ± {std:.1f} over {len(scores)} episodes"
+            f"{self.schedule.text(request.agent_step)}: return {mean:.1f} ± {std:.1f} "
+            f"over {len(scores)} episode{'s' * (len(scores) != 1)}"
             f"{normalised_text(mean, self.spec)}{info_text(info)}, {duration(self.clock.seconds)}"
         )
         return row

@@ -5,6 +5,7 @@ It is a safetensors file with a description in its header: no replay, nothing th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save_file as save_tensors
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -63,6 +64,15 @@ def header(policy: PolicyFile) -> dict[str, str]:
     return {"drq": json.dumps(described)}
 
 
+def save_file(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """As safetensors', whose files only their owner may read: with the permissions of other files."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_tensors(tensors, path, metadata)
+    with contextlib.suppress(OSError):  # of file systems that know no permissions
+        path.chmod(mode)
+
+
 def write_policy_file(path: Path, policy: PolicyFile) -> None:
     """The file appears whole or not at all."""
     unfinished = path.with_name(f".{path.name}.unfinished")
@@ -71,8 +81,9 @@ def write_policy_file(path: Path, policy: PolicyFile) -> None:
         save_file(policy.weights, unfinished, header(policy))
         os.replace(unfinished, path)
     except (OSError, SafetensorError) as error:
-        unfinished.unlink(missing_ok=True)
-        raise UserError(f"{path} cannot be written ({error}): choose another --out.") from error
+        with contextlib.suppress(OSError):  # where nothing may be written, nothing was
+            unfinished.unlink()
+        raise UserError(f"{path} cannot be written ({reason(error)}): choose another --out.") from error
 
 
 def read_policy_file(path: Path) -> PolicyFile:
