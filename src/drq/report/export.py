@@ -23,7 +23,6 @@ from drq.report.standing import Reference, Standing, StandingTable, standing_tab
 from drq.report.statistics import Array, Estimate, Published
 from drq.report.tables import (
     METRICS,
-    Cell,
     ScoreTable,
     aggregates,
     by_finished,
@@ -52,35 +51,33 @@ def write_csv(runs: Sequence[RunResult], missing: Sequence[Place], out: Path) ->
     with out.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(CSV_HEADER)
-        for standing in standing_tables(runs):
-            writer.writerows(_csv_standing(standing))
-        for table in score_tables(runs, missing):
-            for (task, system), count in Counter((one.task, one.system) for one in table.missing).items():
-                place = [table.benchmark.key, task, table.benchmark.counts, table.budget, system]
-                writer.writerow([*place, "missing", count, *[None] * 4])
-            for task, cells in zip(table.tasks, table.cells, strict=True):
-                for column, (system, cell) in enumerate(zip(table.columns, cells, strict=True)):
-                    if cell:
-                        writer.writerow(_csv_row(table, task, system, column < table.ours, cell))
+        writer.writerows(_csv_rows(runs, missing))
 
 
-def _csv_row(table: ScoreTable, task: str, system: str, ours: bool, cell: Cell) -> list[str | int | float | None]:
-    interval = Estimate(cell.mean) if cell.runs is None else statistics.estimate(statistics.mean, [cell.runs])
-    place = [table.benchmark.key, task, table.benchmark.counts, table.budget, system]
-    return [*place, "runs" if ours else "published", cell.seeds, cell.mean, cell.std, interval.low, interval.high]
+def _csv_rows(runs: Sequence[RunResult], missing: Sequence[Place]) -> Iterator[list[str | int | float | None]]:
+    def place(table: ScoreTable | StandingTable, task: str, system: str) -> list[str | int | float | None]:
+        return [table.benchmark.key, task, table.benchmark.counts, table.budget, system]
 
-
-def _csv_standing(table: StandingTable) -> list[list[str | int | float | None]]:
-    source = "z" if table.measure == "return" else "z of area"
-    key, rest = table.benchmark.key, (table.benchmark.counts, table.budget, table.system, source)
-    rows: list[list[str | int | float | None]] = []
-    for task, runs in table.rows.items():
-        z = np.array([each.z for each in runs])
-        rows.append([key, task, *rest, len(z), float(z.mean()), statistics.sample_std(z), None, None])
-    for mean in table.means():
-        ends = (None, None) if mean.error is None else (mean.z - 1.96 * mean.error, mean.z + 1.96 * mean.error)
-        rows.append([key, mean.of, *rest, mean.runs, mean.z, None, *ends])
-    return rows
+    for standing in standing_tables(runs):
+        source = "z" if standing.measure == "return" else "z of area"
+        for task, among in standing.rows.items():
+            z = np.array([each.z for each in among])
+            scores = [len(z), float(z.mean()), statistics.sample_std(z), None, None]
+            yield [*place(standing, task, standing.system), source, *scores]
+        for mean in standing.means():
+            ends = (None, None) if mean.error is None else (mean.z - 1.96 * mean.error, mean.z + 1.96 * mean.error)
+            yield [*place(standing, mean.of, standing.system), source, mean.runs, mean.z, None, *ends]
+    for table in score_tables(runs, missing):
+        for (task, system), count in Counter((one.task, one.system) for one in table.missing).items():
+            yield [*place(table, task, system), "missing", count, *[None] * 4]
+        for task, cells in zip(table.tasks, table.cells, strict=True):
+            for system, cell in zip(table.columns, cells, strict=True):
+                if cell:
+                    source, interval = "published", Estimate(cell.mean)
+                    if cell.runs is not None:
+                        source, interval = "runs", statistics.estimate(statistics.mean, [cell.runs])
+                    scores = [cell.seeds, cell.mean, cell.std, interval.low, interval.high]
+                    yield [*place(table, task, system), source, *scores]
 
 
 @dataclass(frozen=True)

@@ -48,9 +48,26 @@ def page_data(
     runs: Sequence[RunResult], warnings: Sequence[str], missing: Sequence[Place], link: Callable[[Path], str]
 ) -> Json:
     """All that the page shows, with as many points of curves as it has room for. `link` is how it leads to a video."""
-    data: Json = _plain(_fixed_parts(runs, warnings, missing, link))
+    names = tables.order_systems(runs)
+    ours = {run.system for run in runs if run.ours}
+    compared = tables.score_tables(runs, missing)
+    configs: dict[str, int] = {}
+    data: Json = _plain(
+        {
+            "warnings": warnings,
+            "systems": [{"name": name, "ours": name in ours, "on": name in names[:SHOWN_AT_FIRST]} for name in names],
+            "tables": [_table(table, names) for table in compared],
+            "standings": [_standing(table, names) for table in standing_tables(runs)],
+            "atari": [_aggregates(table, names) for table in compared if table.benchmark.key == "atari"],
+            "grids": [_grid(grid) for grid in tables.grids(runs)],
+            "searches": [_search(table) for table in search_tables(runs)],
+            "runs": [_run(run, names, configs, link) for run in _in_order(runs, names)],
+            "configs": list(configs),
+            "sources": sources(),
+        }
+    )
     for points in POINTS:
-        data["panels"] = _plain(_panels(runs, data["systems"], points))
+        data["panels"] = _plain(_panels(runs, names, points))
         if len(render(data).encode()) <= LARGEST:
             return data
     raise UserError(f"{len(runs)} runs do not fit into a page of 6 MB; give fewer folders at a time.")
@@ -75,28 +92,6 @@ def render(data: Json, *, live: bool = False) -> str:
     }
     template = files.joinpath("template.html").read_text(encoding="utf-8")
     return re.sub(r"/\*(style|script|data|server)\*/", lambda marker: parts[marker[1]], template)
-
-
-def _fixed_parts(
-    runs: Sequence[RunResult], warnings: Sequence[str], missing: Sequence[Place], link: Callable[[Path], str]
-) -> Json:
-    """All but the curves, which are thinned until the page is small enough."""
-    names = tables.order_systems(runs)
-    ours = {run.system for run in runs if run.ours}
-    compared = tables.score_tables(runs, missing)
-    configs: dict[str, int] = {}
-    return {
-        "warnings": list(warnings),
-        "systems": [{"name": name, "ours": name in ours, "on": at < SHOWN_AT_FIRST} for at, name in enumerate(names)],
-        "tables": [_table(table, names) for table in compared],
-        "standings": [_standing(table, names) for table in standing_tables(runs)],
-        "atari": [_aggregates(table, names) for table in compared if table.benchmark.key == "atari"],
-        "grids": [_grid(grid) for grid in tables.grids(runs)],
-        "searches": [_search(table) for table in search_tables(runs)],
-        "runs": [_run(run, names, configs, link) for run in _in_order(runs, names)],
-        "configs": list(configs),
-        "sources": sources(),
-    }
 
 
 def _in_order(runs: Sequence[RunResult], names: list[str]) -> list[RunResult]:
@@ -135,9 +130,8 @@ def _panel_id(benchmark: Benchmark, task: str) -> str:
     return f"{benchmark.key}:{task}"
 
 
-def _panels(runs: Sequence[RunResult], systems: list[Json], points: int) -> list[Json]:
+def _panels(runs: Sequence[RunResult], names: list[str], points: int) -> list[Json]:
     """A chart for each task: for each system the evaluations of its runs on one grid of steps."""
-    names = [system["name"] for system in systems]
     groups: dict[tuple[Benchmark, str], dict[str, list[tuple[int, RunResult]]]] = defaultdict(lambda: defaultdict(list))
     for index, run in enumerate(_in_order(runs, names)):
         if len(run.steps):

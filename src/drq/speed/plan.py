@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from drq.config import EnvConfig, Render, ReplayConfig, SACConfig, TrainConfig
+from drq.config import EnvConfig, Render
 from drq.presets import preset
+from drq.settings import override
 from drq.speed.updates import Effort, Work
 
 CONTROL, ATARI = "dmc/cheetah-run", "atari/pong"
@@ -20,6 +21,8 @@ PLAIN_ON_GPU: dict[str, dict[str, bool]] = {
     "plain, TF32, each image copied once": {"tf32": True, "copy_per_view": False},
 }
 PLAIN_ON_CPU: dict[str, dict[str, bool]] = {"plain, float32": {}}
+ONE_VIEW = {"agent.k": 1, "agent.m": 1}
+SMALL_REPLAY = {"replay.capacity": 10_000}
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def _on_cpu(*, quick: bool, full: bool) -> Plan:
     atari = Work("atari100k (DQN)", preset("atari100k", ATARI))
     ablation = Work("ablation", preset("ablation", CONTROL))
     if not full:  # a larger replay is no slower on a CPU, only larger
-        planet, atari, ablation = (_with_replay(work, 10_000) for work in (planet, atari, ablation))
+        planet, atari, ablation = (_with(work, work.name, SMALL_REPLAY) for work in (planet, atari, ablation))
     plan = Plan(
         # Where an update takes seconds, the pair that a block's size is chosen by is warm-up enough.
         effort=Effort(blocks=5, block_seconds=1.0 if full else 0.2, warmup_updates=0 if quick else 2),
@@ -100,11 +103,11 @@ def _on_cpu(*, quick: bool, full: bool) -> Plan:
     if quick:
         return dataclasses.replace(plan, left_out={"presets, growth, several agents at once": slow})
     cpu = Work("cpu (48 x 48)", preset("cpu", CONTROL))
-    one_view = _with_agent(ablation, "ablation, K = M = 1", k=1, m=1)
+    one_view = _with(ablation, "ablation, K = M = 1", ONE_VIEW)
     if not full:
         return dataclasses.replace(
             plan,
-            presets=(_with_replay(cpu, 10_000), ablation, one_view, atari),
+            presets=(_with(cpu, cpu.name, SMALL_REPLAY), ablation, one_view, atari),
             left_out={"planet, growth, several agents at once": slow},
         )
     return dataclasses.replace(
@@ -118,7 +121,7 @@ def _on_cpu(*, quick: bool, full: bool) -> Plan:
 def _other_presets(planet: Work) -> tuple[Work, ...]:
     return (
         Work("ablation", preset("ablation", CONTROL)),
-        _with_agent(planet, "planet, K = M = 1", k=1, m=1),
+        _with(planet, "planet, K = M = 1", ONE_VIEW),
         Work("cpu (48 x 48)", preset("cpu", CONTROL)),
     )
 
@@ -131,22 +134,12 @@ def _environments(*, quick: bool) -> tuple[tuple[str, EnvConfig], ...]:
 
 def _growth(base: Work) -> dict[str, tuple[Work, ...]]:
     return {
-        "batch": tuple(_with_agent(base, str(n), batch_size=n) for n in (128, 256, 512, 1024)),
-        "K": tuple(_with_agent(base, str(k), k=k) for k in (1, 2, 3)),
-        "M": tuple(_with_agent(base, str(m), m=m) for m in (1, 2, 3)),
-        "replay": tuple(_with_replay(base, n, f"{n:,}") for n in (10_000, 30_000, 100_000)),
+        "batch": tuple(_with(base, str(n), {"agent.batch_size": n}) for n in (128, 256, 512, 1024)),
+        "K": tuple(_with(base, str(k), {"agent.k": k}) for k in (1, 2, 3)),
+        "M": tuple(_with(base, str(m), {"agent.m": m}) for m in (1, 2, 3)),
+        "replay": tuple(_with(base, f"{n:,}", {"replay.capacity": n}) for n in (10_000, 30_000, 100_000)),
     }
 
 
-def _with_agent(work: Work, name: str, **settings: int) -> Work:
-    agent = work.config.agent
-    assert isinstance(agent, SACConfig)
-    changed: TrainConfig = dataclasses.replace(
-        work.config,
-        agent=dataclasses.replace(agent, **settings),  # type: ignore[arg-type]
-    )
-    return Work(name, changed)
-
-
-def _with_replay(work: Work, capacity: int, name: str | None = None) -> Work:
-    return Work(name or work.name, dataclasses.replace(work.config, replay=ReplayConfig(capacity=capacity)))
+def _with(work: Work, name: str, settings: dict[str, int]) -> Work:
+    return Work(name, override(work.config, settings))
