@@ -1,6 +1,6 @@
 """What fewer digits change in a trained agent: targets, Q-values and gradients by the default engine against float32.
 
-    python benchmarks/precision.py runs/reacher              on the run's own device; the run keeps its replay
+    python benchmarks/precision.py runs/reacher              on a GPU if there is one; the run keeps its replay
     python benchmarks/precision.py runs/reacher --batches 50
 
 Bias and spread are the mean and the standard deviation, over transitions, of what the default gives less what float32
@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from pathlib import Path
-from typing import Annotated
 
 import torch
 import tyro
@@ -53,7 +52,7 @@ def found_by(learner: Learner, batch: Batch, draws: object) -> tuple[Tensor, Ten
     return y, q.detach(), dict(zip(names, gradients, strict=True))
 
 
-def main(run: Positional[Path], batches: int = 20, device: Annotated[str | None, "as the run"] = None) -> None:
+def main(run: Positional[Path], batches: int = 20, device: str | None = None) -> None:
     """Compares precisions on a run folder.
 
     Args:

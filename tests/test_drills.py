@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import drills
 import drq
-from drills.__main__ import DRILLS
+from drills.__main__ import DRILLS, by_tests
 from runs import small
 
 
@@ -40,3 +41,9 @@ def test_a_loss_is_noticed(whole: Path, tmp_path: Path) -> None:
     outcome = drills.Outcome()
     drills.same_as(whole, tmp_path / "other", outcome, "another seed")
     assert len(outcome.lost) == 1
+
+
+@pytest.mark.parametrize("said", ["E\nERROR test_x.py::test_a - OSError", "", ".F\nFAILED test_x.py::test_a"])
+def test_tests_that_cannot_run_are_a_loss_too(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 4, said))
+    assert len(by_tests("test_x.py")(Path(), Path(), 0, random.Random(1)).lost) == 1

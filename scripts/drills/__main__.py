@@ -31,7 +31,9 @@ def by_tests(*arguments: str) -> Callable[..., Outcome]:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
         done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True)
         dots = "".join(re.findall(r"^[.FEsx]+", done.stdout, re.MULTILINE))
-        failed = re.findall(r"^FAILED (.*)", done.stdout, re.MULTILINE)
+        failed = re.findall(r"^(?:FAILED|ERROR) (.*)", done.stdout, re.MULTILINE)
+        if done.returncode and not failed:
+            failed = [f"pytest ended with {done.returncode}"]
         return Outcome(dots.count(".") + dots.count("F") + dots.count("E"), 0, failed)
 
     return run
