@@ -89,10 +89,8 @@ def _algorithm(config: Mapping[str, Any]) -> str:
 
 
 def _what_varies(settings: list[Settings]) -> list[list[str]]:
-    keys = dict.fromkeys(key for one in settings for key in one)
+    keys = dict.fromkeys([*SHORT, *(key for one in settings for key in one)])
     varying = [key for key in keys if len({one.get(key) for one in settings}) > 1]
-    order = list(SHORT)
-    varying.sort(key=lambda key: order.index(key) if key in order else len(order))
     return [[_phrase(key, one[key]) for key in varying if key in one] for one in settings]
 
 

@@ -95,14 +95,10 @@ def render(data: Json, *, live: bool = False) -> str:
 
 
 def _in_order(runs: Sequence[RunResult], names: list[str]) -> list[RunResult]:
-    tasks = tables.order_tasks(runs)
-    order = list(benchmarks())
-
-    def rank(run: RunResult) -> tuple[int, int, int, int]:
-        place = (order.index(run.benchmark.key), tasks.index(run.task))
-        return (*place, names.index(run.system), run.seed)
-
-    return sorted(runs, key=rank)
+    order, tasks = list(benchmarks().values()), tables.order_tasks(runs)
+    return sorted(
+        runs, key=lambda run: (order.index(run.benchmark), tasks.index(run.task), names.index(run.system), run.seed)
+    )
 
 
 def rounded(value: float | None) -> float | int | None:

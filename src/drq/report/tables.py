@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,9 +48,9 @@ class ScoreTable:
     """The first `ours` columns come from the given runs, the others are published."""
     tasks: tuple[str, ...]
     cells: tuple[tuple[Cell | None, ...], ...]
-    missing: Sequence[Place] = ()
+    missing: Sequence[Place]
     """Runs that are not there, or not as far as the budget though they were given it."""
-    finished: bool = True
+    finished: bool
     """Without a budget: whether its runs have finished. Those that have and have not are never in one table."""
 
     @property
@@ -126,11 +125,9 @@ def order_systems(runs: Sequence[RunResult]) -> list[str]:
 
 def order_tasks(runs: Sequence[RunResult]) -> list[str]:
     """In the order of the published table, then by name."""
-    listed = list(dict.fromkeys(task for run in runs for task in run.benchmark.tasks))
-    return sorted(
-        {run.task for run in runs},
-        key=lambda task: (task not in listed, listed.index(task) if task in listed else task),
-    )
+    listed = dict.fromkeys(task for run in runs for task in run.benchmark.tasks)
+    there = {run.task for run in runs}
+    return [*(task for task in listed if task in there), *sorted(there - listed.keys())]
 
 
 def score_cell(runs: Sequence[RunResult], budget: int | None) -> Cell | None:
@@ -175,15 +172,15 @@ def score_tables(runs: Sequence[RunResult], missing: Sequence[Place] = ()) -> li
         for budget in budgets:
             absent = [one for one in missing if one.benchmark is benchmark]
             short = [run for run in members if run.budget and run.budget >= budget and not run.evaluation_at(budget)]
-            absent += [run.place for run in short]
-            tables.append(dataclasses.replace(_score_table(benchmark, budget, members), missing=absent))
+            tables.append(_score_table(benchmark, budget, members, [*absent, *(run.place for run in short)]))
         rest = [run for run in members if len(run.steps) and not any(run.evaluation_at(at) for at in budgets)]
-        for done, others in by_finished(rest).items():
-            tables.append(dataclasses.replace(_score_table(benchmark, None, others), finished=done))
+        tables += [_score_table(benchmark, None, others, (), done) for done, others in by_finished(rest).items()]
     return [table for table in tables if table.tasks]
 
 
-def _score_table(benchmark: Benchmark, budget: int | None, runs: Sequence[RunResult]) -> ScoreTable:
+def _score_table(
+    benchmark: Benchmark, budget: int | None, runs: Sequence[RunResult], missing: Sequence[Place], finished: bool = True
+) -> ScoreTable:
     by_place = defaultdict(list)
     for run in runs:
         by_place[run.task, run.system].append(run)
@@ -198,7 +195,8 @@ def _score_table(benchmark: Benchmark, budget: int | None, runs: Sequence[RunRes
             tasks.append(task)
             rows.append((*ours, *theirs))
     titles = [f"{name} (published)" if name in systems else name for name in published]
-    return ScoreTable(benchmark, budget, (*systems, *titles), len(systems), tuple(tasks), tuple(rows))
+    columns = (*systems, *titles)
+    return ScoreTable(benchmark, budget, columns, len(systems), tuple(tasks), tuple(rows), missing, finished)
 
 
 def differences(table: ScoreTable, ours: int) -> tuple[list[list[Estimate | None]], list[Estimate | None]]:

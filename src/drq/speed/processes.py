@@ -97,23 +97,21 @@ def _members(
                 here, there = context.Pipe()
                 process = context.Process(target=_learn_when_told, args=(there, count, config, engine, effort))
                 process.daemon = True
-                members.append(_Member(process, here))
                 process.start()
+                members.append(_Member(process, here))
                 there.close()  # so that the pipe ends with the process
         yield members
     except BaseException:
         for member in members:
-            if member.process.pid is not None:
-                member.process.kill()
+            member.process.kill()
         raise
     finally:
         for member in members:
             member.pipe.close()  # which ends a process that waits
         for member in members:
-            if member.process.pid is not None:
-                member.process.join(END_TIMEOUT)
-                member.process.kill()
-                member.process.join()
+            member.process.join(END_TIMEOUT)
+            member.process.kill()
+            member.process.join()
 
 
 @contextmanager
