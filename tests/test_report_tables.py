@@ -72,6 +72,9 @@ def test_published_systems_and_ours_never_share_a_name(tmp_path: Path) -> None:
     assert {"CURL", "CURL (published)", "SAC State", "SAC State (paper)"} <= set(planet.columns)
     shown = dict(zip(dreamer.columns, dreamer.cells[0], strict=True))
     assert shown["SAC State (authors' SAC)"].mean == 0.8  # of Hopper Hop at 100k
+    (atari,) = tables.score_tables(runs_of(write_table(tmp_path / "t.csv", [("Pong", 1, 400_000, -20, "Random")])))
+    rows, _ = tables.aggregates(atari)
+    assert [row.system for row in rows if "Random" in row.system or "Human" in row.system] == ["Random"]
 
 
 def test_a_score_is_the_last_evaluation_at_or_before_the_budget(tmp_path: Path) -> None:

@@ -231,8 +231,9 @@ def atari_scores(table: ScoreTable) -> dict[str, dict[str, Array]]:
     scores: dict[str, dict[str, Array]] = defaultdict(dict)
     for task, cells in zip(table.tasks, table.cells, strict=True):
         players = family_of(task).scores.get(split_task(task)[1])
-        for name, cell in zip(table.columns, cells, strict=True):
-            if players and cell and name not in ("Human", "Random"):
+        for at, (name, cell) in enumerate(zip(table.columns, cells, strict=True)):
+            player = at >= table.ours and name.startswith(("Human", "Random"))
+            if players and cell and not player:
                 runs = np.array([cell.mean]) if cell.runs is None else cell.runs
                 scores[name][task] = statistics.human_normalised(runs, *players)
     return {name: scores[name] for name in table.columns if name in scores}
