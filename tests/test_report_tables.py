@@ -226,6 +226,11 @@ def test_grids_are_found_where_settings_are_crossed(tmp_path: Path) -> None:
     assert len(robust.cells) == 8
 
 
+def test_counts_in_short() -> None:
+    counts = (0, 999, 1_500, 96_000, 999_999, 1_000_000, 1_234_567)
+    assert [tables.short_count(count) for count in counts] == ["0", "999", "1.5k", "96k", "1000k", "1M", "1.23M"]
+
+
 def test_settings_that_change_together_are_no_grid(tmp_path: Path) -> None:
     fake_run(tmp_path, k=1, m=1)
     fake_run(tmp_path, k=2, m=2)

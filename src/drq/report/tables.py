@@ -108,7 +108,7 @@ def short_count(steps: float) -> str:
     """100k, 1M, 1.5M."""
     for unit, name in ((1_000_000, "M"), (1_000, "k")):
         if steps >= unit:
-            return f"{steps / unit:.3g}{name}"
+            return f"{float(f'{steps / unit:.3g}'):g}{name}"  # 1000k, where the first alone would say 1e+03k
     return f"{steps:.0f}"
 
 
