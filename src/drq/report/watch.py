@@ -24,7 +24,7 @@ from drq.errors import UserError
 from drq.launch import SuiteFolder, folder_status
 from drq.report.benchmarks import benchmark_of, canonical_task, task_title
 from drq.report.page import json_text, page_data, render, rounded
-from drq.report.results import missing_runs, read_results
+from drq.report.results import missing_runs, read_results, suite_record
 from drq.suites import Run
 from drq.training.folder import RunFolder, run_folders
 from drq.training.lock import locked, read_holder
@@ -243,12 +243,8 @@ def _suites(root: Path, begun: set[Path]) -> list[Json]:
     """The suites inside a folder: how many runs they ask for, and how many of those have not begun."""
     found = []
     for place, _, files in os.walk(root):
-        if "suite.json" in files and not (Path(place) / "suite.json").is_symlink():
-            folder = SuiteFolder(Path(place))
-            try:
-                record = folder.read()
-            except UserError:
-                continue
+        folder = SuiteFolder(Path(place))
+        if "suite.json" in files and not folder.file.is_symlink() and (record := suite_record(folder.path)):
             waiting = sum(folder.run_path(run) not in begun for run in record.runs)
             found.append({"name": record.name, "runs": len(record.runs), "waiting": waiting})
     return found
