@@ -268,7 +268,7 @@ function standingChart(standing, rows) {
     standing.means.map((mean, index) => {
       const y = top + rows.length * step + 10 + (index + 0.5) * step;
       const ends = mean.error === null ? null : [px(mean.z - 1.96 * mean.error), px(mean.z + 1.96 * mean.error)];
-      return [label(index ? mean.of.split(", which")[0] + " alone" : `mean of ${mean.of}`, y, { class: "strong" }),
+      return [label(index ? "of seeds all tasks have" : "mean of all runs", y, { class: "strong" }),
         ends ? svg("line", { class: "range", x1: ends[0], x2: ends[1], y1: y, y2: y, style: `stroke:${colour(standing.system)}` }) : null,
         mark(standing.system, px(mean.z), y)];
     }));
