@@ -173,5 +173,3 @@ def test_averages_of_noise(height: int, width: int, size: int) -> None:
         assert (small.dtype, small.shape) == (np.uint8, (size, size))
         assert np.abs(small - means).max() < 0.501
         assert (average(noise.astype(np.uint8)) == small).all()
-    with pytest.raises(ValueError, match="not averaged"):
-        AreaAverage(height, width, width + 1)

@@ -62,7 +62,7 @@ def check_environment(options: CheckArguments) -> list[str]:
     except Exception as error:  # whatever the environment's own code may raise
         faults.append(f"Playing it failed {what_failed(error)}: mend that first.")
     env.close()
-    return faults
+    return list(dict.fromkeys(faults))
 
 
 def _described(spec: EnvSpec) -> Iterator[str]:

@@ -39,9 +39,7 @@ class Agent(Protocol):
     """SAC, DQN, or one of your own."""
 
     @property
-    def backend(self) -> Backend:
-        """What it was constructed with."""
-        ...
+    def backend(self) -> Backend: ...
 
     @property
     def modules(self) -> nn.ModuleDict:
@@ -49,14 +47,10 @@ class Agent(Protocol):
         ...
 
     @property
-    def optimizers(self) -> dict[str, Optimizer]:
-        """By name."""
-        ...
+    def optimizers(self) -> dict[str, Optimizer]: ...
 
     @property
-    def batch_size(self) -> int:
-        """Transitions in the batch of an update."""
-        ...
+    def batch_size(self) -> int: ...
 
     def exploration(self, count: int, agent_step: int, generator: Generator) -> Tensor:
         """Random numbers with which `act` explores at this point of the run."""

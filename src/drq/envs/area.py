@@ -37,8 +37,6 @@ class AreaAverage:
 
     def __init__(self, height: int, width: int, size: int) -> None:
         """To `size` rows and columns, no more than there are."""
-        if size > min(height, width) or height * width > 2**16:
-            raise ValueError(f"pictures of {height} x {width} are not averaged to {size} x {size} here")
         rows, columns = _shares(height, size), _shares(width, size)
         self._parts = np.float32(rows.shape[1] * columns.shape[1])
         self._row_shares, self._column_shares = rows, np.ascontiguousarray(columns.T)

@@ -106,8 +106,8 @@ def make(name: str, config: EnvConfig, action_repeat: int) -> SteppedEnvironment
         action_size=simulator.action_size,
         action_repeat=action_repeat,
         max_episode_agent_steps=limit_agent_steps(limit, action_repeat),
-        action_low=simulator.action_bound(-1),
-        action_high=simulator.action_bound(1),
+        action_low=simulator.action_low,
+        action_high=simulator.action_high,
     )
     return SteppedEnvironment(spec, simulator, limit)
 
@@ -137,13 +137,11 @@ class ControlSuite:
         # dm_control writes the absence of bounds as +-1e10.
         self._action_range = ActionRange(bounds.minimum, bounds.maximum, unbounded=1e10)
         self.action_size = int(bounds.shape[0])
+        ends = (self._action_range(np.full(self.action_size, end, np.float32)).tolist() for end in (-1, 1))
+        self.action_low, self.action_high = map(tuple, ends)
         self._observation: dict[str, Any] = {}
         state_size = sum(math.prod(part.shape) for part in self._env.observation_spec().values())
         self.frame_shape = (3, self._size, self._size) if self._pixels else (state_size,)
-
-    def action_bound(self, value: float) -> tuple[float, ...]:
-        """What -1 or 1 is to the simulator in each component of an action."""
-        return tuple(self._action_range(np.full(self.action_size, value, np.float32)).tolist())
 
     @property
     def env_step_limit(self) -> int:

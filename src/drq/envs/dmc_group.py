@@ -30,16 +30,14 @@ _COMPARED = 2
 
 def make_group(name: str, config: EnvConfig, action_repeat: int, count: int) -> EnvironmentGroup:
     """So many environments of the task `<domain>-<task>`, drawn together where that is possible."""
-    first = make(name, config, action_repeat)
-    if first.simulator.casts_rays:
-        return RayGroup([first, *(make(name, config, action_repeat) for _ in range(count - 1))])
-    if (
-        config.observation == "pixels"
-        and not first.simulator.has_terrain
-        and max(grid(count)) * config.image_size <= _LARGEST_BUFFER
-    ):
-        return ControlSuiteGroup([first, *(make(name, config, action_repeat) for _ in range(count - 1))])
-    return ThreadedGroup(lambda: make(name, config, action_repeat), count)
+    envs = [make(name, config, action_repeat) for _ in range(count)]
+    simulator = envs[0].simulator
+    if simulator.casts_rays:
+        return RayGroup(envs)
+    in_one_buffer = max(grid(count)) * config.image_size <= _LARGEST_BUFFER
+    if config.observation == "pixels" and in_one_buffer and not simulator.has_terrain:
+        return ControlSuiteGroup(envs)
+    return ThreadedGroup(envs.pop, count)  # none was reset yet: each gets its OpenGL context in its thread
 
 
 class RayGroup:

@@ -14,30 +14,22 @@ from drq.envs.gym import construct
 
 
 def faults(identity: str, config: EnvConfig, env_steps: int) -> Iterator[str]:
-    """One sentence for each thing that Gymnasium's interface asks for and the environment does not do."""
-    said: set[str] = set()
-
-    def new(sentences: Iterator[str]) -> Iterator[str]:
-        for sentence in sentences:
-            if sentence not in said:
-                said.add(sentence)
-                yield sentence
-
+    """A sentence each time that the environment does not do what Gymnasium's interface asks for."""
     with closing(construct(identity, config)) as env:
         env.action_space.seed(0)
         answer: Any = env.reset(seed=0)
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
             yield f"reset() returns {type(answer).__name__}: return (observation, info)."
             return
-        yield from new(_observation(env.observation_space, answer[0], "reset()"))
+        yield from _observation(env.observation_space, answer[0], "reset()")
         for _ in range(env_steps):
             answer = env.step(env.action_space.sample())
             if not (isinstance(answer, tuple) and len(answer) == 5):
                 yield "step() returns no five values: return (observation, reward, terminated, truncated, info)."
                 return
             observation, reward, terminated, truncated, info = answer
-            yield from new(_observation(env.observation_space, observation, "step()"))
-            yield from new(_rest(reward, terminated, truncated, info))
+            yield from _observation(env.observation_space, observation, "step()")
+            yield from _rest(reward, terminated, truncated, info)
             if terminated or truncated:
                 env.reset()
 

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -63,7 +62,7 @@ def _library() -> ctypes.CDLL:
     shared = "".join(source.read_text() for source in SOURCES)
     text = (_FOLDER / "cpu.cpp").read_text().replace('#include "raycast"', shared)
     # The macros know the compiler's version and what this CPU can do: a home may be shared by several kinds.
-    code = code_for("\n".join([*command, macros, text]), _compile(command, text))
+    code = code_for("\n".join([*command, macros, text]), lambda: _compile(command, text))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "raycast.so"
         file.write_bytes(code)
@@ -80,21 +79,18 @@ def _macros(command: list[str]) -> str:
     return "" if result.returncode else result.stdout
 
 
-def _compile(command: list[str], text: str) -> Callable[[], bytes]:
-    def compile() -> bytes:
-        with tempfile.TemporaryDirectory() as folder:
-            source, made = Path(folder) / "raycast.cpp", Path(folder) / "raycast.so"
-            source.write_text(text)
-            result = subprocess.run([*command, str(source), "-o", str(made)], capture_output=True, text=True)
-            if result.returncode:
-                said = " ".join(result.stderr.split())[-300:]
-                raise UserError(
-                    f"{command[0]} does not compile the ray caster ({said}): "
-                    "set CXX to a C++17 compiler, or use --env.render fast."
-                )
-            return made.read_bytes()
-
-    return compile
+def _compile(command: list[str], text: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        source, made = Path(folder) / "raycast.cpp", Path(folder) / "raycast.so"
+        source.write_text(text)
+        result = subprocess.run([*command, str(source), "-o", str(made)], capture_output=True, text=True)
+        if result.returncode:
+            said = " ".join(result.stderr.split())[-300:]
+            raise UserError(
+                f"{command[0]} does not compile the ray caster ({said}): "
+                "set CXX to a C++17 compiler, or use --env.render fast."
+            )
+        return made.read_bytes()
 
 
 def _pointer(array: NDArray[Any]) -> ctypes.c_void_p:
