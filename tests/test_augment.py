@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from kornia.geometry.transform import crop_by_indices, hflip, rotate, vflip
 from torch import Generator, Tensor
 
+from drq.agents import make_agent
 from drq.augment import (
     Augmentation,
     Compose,
@@ -23,6 +24,9 @@ from drq.augment import (
     Rotate,
     parse,
 )
+from drq.backend import Backend
+from drq.config import SACConfig
+from drq.envs.protocol import EnvSpec
 from drq.errors import UserError
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -322,6 +326,14 @@ class Brighter:
     def __call__(self, images, nu):
         return images + nu[:, :, None, None]
 
+class Cropped(Brighter):
+    def __call__(self, images, nu):
+        return images[..., 1:]
+
+class Flat(Brighter):
+    def __call__(self, images, nu):
+        return images * nu[:, :, :, 5]
+
 brighter = Brighter()
 number = 3
 '''
@@ -346,6 +358,20 @@ def test_an_augmentation_of_ones_own(reference: str) -> None:
     both = parse(f"shift+{reference}")
     nu = both.sample(4, (20, 20), generator())
     assert torch.equal(both(images, nu), RandomShift()(images, nu[:, :2]) + 10.0)
+
+
+@pytest.mark.usefixtures("own_module")
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Cropped", r"draws \(2, 3\) and gives \(2, 9, 20, 19\) for two images: make it .* give \(2, 9, 20, 20\)"),
+        ("Flat", r"failed at my_augmentations.py, line 18 \(IndexError: too many indices.*\): mend that line first"),
+    ],
+)
+def test_one_that_does_not_work_is_refused_before_training(name: str, sentence: str) -> None:
+    spec = EnvSpec("toy/any", (3, 20, 20), 3, "continuous", 2, 1, None)
+    with pytest.raises(UserError, match=sentence):
+        make_agent(spec, SACConfig(augmentation=f"shift+my_augmentations:{name}"), Backend(), 0)
 
 
 REMEDY = "write my_module:my_augmentation, with my_module in the current folder or installed."

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from drq.envs.tasks import named_object
-from drq.errors import UserError, did_you_mean
+from drq.errors import UserError, did_you_mean, what_failed
 
 
 class Augmentation(Protocol):
@@ -216,6 +216,21 @@ def parse(name: str, *, pad: int = 4, intensity_scale: float = 0.1) -> Augmentat
             meant = did_you_mean(part, known)
             raise UserError(f"There is no augmentation {part!r}.{meant} Choose from {', '.join(known)}, joined by '+'.")
     return parts[0] if len(parts) == 1 else Compose(tuple(parts))
+
+
+def try_out(name: str, shape: tuple[int, ...]) -> None:
+    """Refuses an augmentation of the user's own that fails on images of this shape, before training has begun."""
+    f, images = parse(name), torch.zeros(2, *shape, dtype=torch.uint8)
+    try:
+        nu = f.sample(2, (shape[1], shape[2]), Generator())
+        drawn, given = tuple(nu.shape), tuple(f(images, nu).shape)
+    except Exception as error:  # whatever its own code may raise
+        raise UserError(f"The augmentation {name!r} failed {what_failed(error)}: mend that line first.") from error
+    if drawn != (2, f.columns) or given != tuple(images.shape):
+        raise UserError(
+            f"The augmentation {name!r} draws {drawn} and gives {given} for two images: "
+            f"make it draw (2, {f.columns}) and give {tuple(images.shape)}, as docs/extending.md shows."
+        )
 
 
 def _imported(reference: str) -> Augmentation:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from drq.agents.protocol import Agent, Metrics, Returns, UpdateResult
-from drq.augment import parse
+from drq.augment import parse, try_out
 from drq.backend import Backend
 from drq.config import AgentConfig, DQNConfig, RainbowConfig, SACConfig
 from drq.envs.protocol import EnvSpec
@@ -86,6 +86,8 @@ def make_agent(spec: EnvSpec, config: AgentConfig, backend: Backend, seed: int) 
             f"{spec.task} has {spec.action_kind} actions and {name.upper()} needs {kind.actions} ones: "
             f"use --agent {suited}."
         )
+    if spec.pixels and ":" in config.augmentation:
+        try_out(config.augmentation, spec.observation_shape)
     module, _, made_by = kind.made_by.partition(":")
     make: Any = getattr(importlib.import_module(module), made_by)
     with torch.random.fork_rng(devices=[]), _one_thread():
