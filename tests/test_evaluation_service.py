@@ -124,10 +124,10 @@ def test_it_ends_when_training_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "at_once"), [("toy/reach", 10), ("dmc/walker-walk", 10), ("atari/pong", 16)]
+    ("task", "at_once", "until_enough"), [("toy/reach", 10, 10), ("dmc/walker-walk", 10, 10), ("atari/pong", 50, 16)]
 )
 def test_games_are_played_more_at_once_than_tasks_of_control(
-    task: str, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task: str, at_once: int, until_enough: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Asked(Exception):
         """With the number of environments."""
@@ -141,7 +141,7 @@ def test_games_are_played_more_at_once_than_tasks_of_control(
     agent = make_agent(spec, config.agent, Backend(), seed=0)
     monkeypatch.setattr(evaluation_service, "make_group", refuse)
     evaluator = evaluation_service.make_evaluator(config, agent, engine)
-    for episodes, min_agent_steps, count in ((3, 0, 3), (120, 0, at_once), (3, 125_000, at_once)):
+    for episodes, min_agent_steps, count in ((3, 0, 3), (120, 0, at_once), (3, 125_000, until_enough)):
         with pytest.raises(Asked, match=f"^{count}$"):
             evaluator.evaluate(0, episodes=episodes, min_agent_steps=min_agent_steps)
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -135,8 +136,9 @@ def test_the_page_follows_a_run(server: ThreadingHTTPServer, tmp_path: Path) -> 
         def until(script: str) -> None:
             """Patience is long, as machines are busy; nothing hangs on how long it took."""
             for _ in range(600):
-                if browser.run(script):
-                    return
+                with suppress(RuntimeError):  # the page is just loading itself anew
+                    if browser.run(script):
+                        return
                 time.sleep(0.1)
             raise AssertionError(script)
 
