@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -71,6 +71,11 @@ def test_only_what_is_new_is_sent(run: Path, tmp_path: Path) -> None:
     assert added[3] == b"1,2,3\n"
     receive(copy, [added])
     assert (copy / "train.csv").read_bytes() == (source / "train.csv").read_bytes()
+    (events,) = (source / "tensorboard").iterdir()
+    with open(events, "ab") as file:
+        file.write(b"more")
+    (added,) = outbox.pieces()
+    assert added[3] == b"more"
     rows = (source / "train.csv").read_bytes()  # as where a run goes on: cut back, then longer
     (source / "train.csv").write_bytes(rows.removesuffix(b"1,2,3\n") + b"1,2,34\n5,6,7\n")
     receive(copy, outbox.pieces())
@@ -147,6 +152,9 @@ class FailingPool:
         self.running = []
         return over
 
+    def at_work(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def stop(self) -> None: ...
 
     def kill(self) -> None: ...
@@ -159,7 +167,7 @@ def launch(tmp_path: Path, *ends: Sequence[Why]) -> tuple[int, list[int]]:
     jobs = [Job(run, suite.config(run, folder.path)) for run in suite.runs()]
     pool = FailingPool(folder.path, {seed: list(each) for seed, each in enumerate(ends, 1)})
     statuses = {run: read_status(folder, run) for run in suite.runs()}
-    code = Launch(suite, folder, statuses, jobs, pool, keep_replay=True).run(nullcontext())
+    code = Launch(suite, folder, statuses, jobs, pool, keep_replay=True).run()
     folder.close()
     return code, pool.started
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -156,23 +156,19 @@ def _run_part(suite: Suite, folder: SuiteFolder, args: SuiteRunArguments, store:
     try:
         statuses = {job.run: read_status(folder, job.run) for job in jobs}
         left = longest_first([job for job in jobs if statuses[job.run].state != "finished"])
-        pool, around = _pool(args, folder, [job.config for job in left], store)
-        return Launch(suite, folder, statuses, left, pool, args.keep_replay, waits=later > 0).run(around)
+        pool = _pool(args, folder, [job.config for job in left], store)
+        return Launch(suite, folder, statuses, left, pool, args.keep_replay, waits=later > 0).run()
     finally:
         folder.close()
 
 
-def _pool(
-    args: SuiteRunArguments, folder: SuiteFolder, configs: Sequence[TrainConfig], store: RunStore | None
-) -> tuple[Pool, AbstractContextManager[None]]:
-    """Where the runs are executed, and what that needs around it."""
+def _pool(args: SuiteRunArguments, folder: SuiteFolder, configs: Sequence[TrainConfig], store: RunStore | None) -> Pool:
+    """Where the runs are executed."""
     if args.launcher == "ray" and configs:
         keep = args.keep_replay or store is None  # where the copies are in a store, nothing can be dropped here
-        there = args.gpus_per_run, args.address, args.imports
-        return RayPool(folder, args.jobs, configs, *there, store, keep), nullcontext()
+        return RayPool(folder, args.jobs, configs, args.gpus_per_run, args.address, args.imports, store, keep)
     slots = plan_here(args.jobs, configs) if configs else []  # none: there is nothing to do
-    local = StoredPool(folder, slots, store) if store else LocalPool(folder, slots)
-    return local, local.sharing_gpus()
+    return StoredPool(folder, slots, store) if store else LocalPool(folder, slots)
 
 
 def longest_first(jobs: Sequence[Job]) -> list[Job]:
@@ -208,15 +204,15 @@ class Launch:
         self.look_at = 0.0
         """When to look again what they have."""
 
-    def run(self, around: AbstractContextManager[None]) -> int:
-        """Runs what is left, all of it within `around`."""
+    def run(self) -> int:
+        """Runs what is left."""
         done = len(self.statuses) - len(self.left)
         if not self.left:
             self._say(f"{self.suite.name}: all {done} runs are finished. Nothing to do. {self.folder.path}")
             return 0
         self._say(f"{self.suite.name}: {len(self.statuses)} runs, {done} finished before, {self.pool.size} at a time.")
-        # The signals first: what begins with `around` is to end with it, not by Ctrl-C in the middle of it.
-        with handled_by(self._count_interrupt), around:
+        # The signals first: what begins with the pool is to end with it, not by Ctrl-C in the middle of it.
+        with handled_by(self._count_interrupt), self.pool.at_work():
             try:
                 if self.console.is_terminal:
                     with Live(console=self.console, auto_refresh=False, transient=True) as live:

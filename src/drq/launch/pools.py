@@ -214,8 +214,8 @@ class LocalPool:
         return there < min(fits, CLIENTS_PER_GPU // PROCESSES_PER_GPU_RUN)
 
     @contextmanager
-    def sharing_gpus(self) -> Iterator[None]:
-        """Runs that begin within this context and meet on a GPU compute on it at the same time, where it has MPS."""
+    def at_work(self) -> Iterator[None]:
+        """Runs begin within this context. Those that meet on a GPU compute on it at the same time, where it has MPS."""
         if not share_gpus(self._free):
             yield
             return

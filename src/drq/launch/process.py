@@ -28,9 +28,7 @@ ERROR_LINES = 40
 """How much of what a failed run printed is kept in its error.txt."""
 
 
-def start_worker(
-    job: str, log: Path, environment: Mapping[str, str], cwd: Path | None = None
-) -> subprocess.Popen[str]:
+def start_worker(job: str, log: Path, environment: Mapping[str, str], cwd: Path | None = None) -> subprocess.Popen[str]:
     """Begins a run in a process of its own that prints into `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     # What Ray sets for its own processes, a token among it, is none of a run's business.

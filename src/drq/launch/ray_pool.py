@@ -16,6 +16,7 @@ import sysconfig
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,9 @@ class RayPool:
             for each in self._alive()
         )
         return max(room, 1)
+
+    def at_work(self) -> AbstractContextManager[None]:
+        return nullcontext()  # each node has its own MPS
 
     @property
     def running(self) -> list[Run]:

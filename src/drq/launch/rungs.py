@@ -25,19 +25,16 @@ def due(suite: Suite, folder: SuiteFolder) -> tuple[Suite, int]:
     """The settings and the budget of the first rung that is not over, and how many rungs come after it."""
     if suite.search is None:
         return suite, 0
-    rungs = suite.search.rungs(suite.steps)
-    part = dataclasses.replace(suite, steps=rungs[0])
+    part, (*rungs, last) = suite, suite.search.rungs(suite.steps)
     for at, steps in enumerate(rungs):
         part = dataclasses.replace(part, steps=steps)
-        if steps == rungs[-1] or not all(_over(folder, run) for run in part.runs()):
-            return part, len(rungs) - 1 - at
-        results = _results(part, folder)
+        results = _results(part, folder) if all(_over(folder, run) for run in part.runs()) else {}
         through = [label for label in ranking(results) if _through(results[label])]
-        if not through:  # every one has failed
-            return part, len(rungs) - 1 - at
+        if not through:  # it is under way, or every setting has failed
+            return part, len(rungs) - at
         best = through[: max(len(part.settings) // suite.search.keep, 1)]
         part = dataclasses.replace(part, settings=tuple(each for each in part.settings if each.label in best))
-    return part, 0
+    return dataclasses.replace(part, steps=last), 0
 
 
 def drop_losers(suite: Suite, part: Suite, folder: SuiteFolder) -> None:

@@ -121,8 +121,8 @@ class StoredPool(LocalPool):
         self._copied: dict[Run, float] = {}
 
     @contextmanager
-    def sharing_gpus(self) -> Iterator[None]:
-        with super().sharing_gpus():
+    def at_work(self) -> Iterator[None]:
+        with super().at_work():
             try:
                 yield
             finally:

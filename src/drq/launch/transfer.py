@@ -20,8 +20,6 @@ from zlib import crc32
 Piece = tuple[str, str, int, bytes, bool]
 WHOLE, APPEND, REMOVE = "whole", "append", "remove"
 PIECE_BYTES = 8 * 2**20
-GROWING = (".csv", ".log")
-"""Files that a run mostly adds to: then what is new of them is enough."""
 
 
 class FileList(NamedTuple):
@@ -44,7 +42,7 @@ class Outbox:
         self._sent: dict[str, tuple[int, int]] = {}
         """Path -> size and time of what was sent of it."""
         self._checksums: dict[str, int] = {}
-        """Of what was sent of files that grow."""
+        """Of what was sent of files that may grow: logs, CSVs, TensorBoard's. Of those what is new is enough."""
         if arrived:
             for path in {path for each in self._look()[0] for path in each.named}:
                 with suppress(FileNotFoundError):
@@ -109,7 +107,7 @@ class Outbox:
             if before == now:
                 return
             offset = checksum = 0
-            grows = self._appends and path.endswith(GROWING)
+            grows = self._appends and not in_checkpoint(path)
             if grows and before and now[0] >= before[0]:
                 # A run that goes on elsewhere cuts its CSVs back to its checkpoint's, and other rows may follow.
                 checksum = crc32(file.read(before[0]))
@@ -265,4 +263,3 @@ class RunStore:
 
     def owner(self, run: str) -> str | None:
         return self.read_text(posixpath.join(run, ".owner"))
-

@@ -17,7 +17,7 @@ from drq.suites.search import Search, label_of, read_search
 from drq.suites.suite import MOST_SEEDS, Setting, Suite, find_task, slug
 
 KEYS = ("name", "shows", "preset", "tasks", "seeds", "steps", "imports", "common", "settings", "search")
-EXAMPLE_SETTING = "[[settings]] with label = \"K=1 M=1\" and \"agent.k\" = 1"
+EXAMPLE_SETTING = '[[settings]] with label = "K=1 M=1" and "agent.k" = 1'
 
 
 def find_suite(name: str, imports: Iterable[str] = ()) -> Suite:

@@ -65,9 +65,7 @@ def _robustness() -> tuple[Setting, ...]:
             f"batch {batch}, lr {rate:g}, temperature {temperature:g}",
             {"agent.batch_size": batch, "agent.learning_rate": rate, "agent.init_temperature": temperature},
         )
-        for batch, rate, temperature in product(
-            (128, 256, 512), (1e-4, 5e-4, 1e-3, 5e-3), (0.005, 0.01, 0.05, 0.1)
-        )
+        for batch, rate, temperature in product((128, 256, 512), (1e-4, 5e-4, 1e-3, 5e-3), (0.005, 0.01, 0.05, 0.1))
     )
 
 

@@ -296,9 +296,7 @@ class RunFolder:
         try:
             return spec_from_json(dict(self.description["spec"]))
         except (KeyError, TypeError, ValueError) as problem:
-            raise UserError(
-                f"{self.config_file} does not describe its task ({reason(problem)}): restore it."
-            ) from None
+            raise UserError(f"{self.config_file} does not describe its task ({reason(problem)}): restore it.") from None
 
     @property
     def finished(self) -> Finished | None:

@@ -185,10 +185,7 @@ def read_policy(
     else:
         folder = RunFolder(path)
         config, spec = folder.config, folder.spec
-
-        def load_into(agent: Agent) -> int:
-            return (read_best(folder.checkpoint).load_into if best else partial(load_weights, folder.checkpoint))(agent)
-
+        load_into = read_best(folder.checkpoint).load_into if best else partial(load_weights, folder.checkpoint)
     # Modules that a folder names are not imported: it may be a stranger's.
     if plays:
         asked = modules_of(config.task, flat(config_to_json(config)) | {"agent.augmentation": "none"})
