@@ -131,24 +131,41 @@ def test_a_control_task_resumes_in_the_middle_of_an_episode(
     assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    ("signals", "kept", "said"),
+    [
+        ([signal.SIGINT], 48, "Stopped at 48 env steps. Run the same command again to go on."),
+        ([signal.SIGTERM] * 2, 48, "Stopped at 48 env steps. Run the same command again to go on."),
+        ([signal.SIGINT] * 2, 34, "Stopped at 47 env steps, back to the checkpoint of 34 env steps. Run the same"),
+    ],
+)
 def test_ctrl_c_saves_where_it_is(
-    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    signals: list[signal.Signals],
+    kept: int,
+    said: str,
+    uninterrupted: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    """And so does a scheduler that tells all processes of a suite, of which the launcher tells its runs again."""
     folder = tmp_path / "run"
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as a run of a suite has it
     trainer = Trainer(small(folder))
     original = ThreadedEnv.step
 
     def step(self: ThreadedEnv, action: Action) -> Callable[[], Step]:
-        if trainer.loop.state.agent_step == 47:
-            os.kill(os.getpid(), signal.SIGINT)
+        for number in signals if trainer.loop.state.agent_step == 47 else ():
+            os.kill(os.getpid(), number)
         return original(self, action)
 
     with monkeypatch.context() as patch:
         patch.setattr(ThreadedEnv, "step", step)
         with pytest.raises(KeyboardInterrupt):
             trainer.run()
-    assert "Stopped at 48 env steps. Run the same command again to go on." in capfd.readouterr().err
-    assert json.loads((folder / "checkpoint" / "latest.json").read_text())["agent_step"] == 48
+    signal.signal(signal.SIGTERM, before)
+    assert said in capfd.readouterr().err
+    assert json.loads((folder / "checkpoint" / "latest.json").read_text())["agent_step"] == kept
     drq.train(small(folder), quiet=True)
     assert_same_run(uninterrupted, folder)
 

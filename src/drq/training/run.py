@@ -151,8 +151,13 @@ class Trainer:
                 with self.stop:
                     self.loop.train()
             except KeyboardInterrupt:
-                where, by = self.schedule.text(self.loop.state.agent_step), self.callbacks.stopped_by or ""
-                self.progress.say(f"Stopped at {where}{by and f' by {by}'}. Run the same command again to go on.")
+                reached, kept = self.loop.state.agent_step, self.checkpoints.newest or 0
+                by = self.callbacks.stopped_by or ""
+                back = "" if kept == reached else f", back to the checkpoint of {self.schedule.text(kept)}"
+                self.progress.say(
+                    f"Stopped at {self.schedule.text(reached)}{by and f' by {by}'}{back}. Run the same command again "
+                    "to go on."
+                )
                 if not by:
                     raise
                 stopped = True

@@ -13,6 +13,9 @@ from drq.training.clock import Stopwatch
 
 SAID_AFTER = 60.0
 """Seconds without an answer of the environment, before that is said."""
+SAME_SECONDS = 10.0
+"""A SIGTERM so soon after the first is the same request: a scheduler tells a launcher and its runs alike, and the
+launcher tells them again."""
 STOPPED_AFTER = 5.0
 """Seconds without an answer, after which somebody who asks the run to stop need not wait for one."""
 
@@ -49,6 +52,15 @@ class StopSignal:
     def _request(self, number: int, frame: object) -> None:
         self.requested = True
         self._handling.close()
+        before, until = signal.getsignal(signal.SIGTERM), time.monotonic() + SAME_SECONDS
+
+        def again(number: int, frame: object) -> None:
+            if time.monotonic() > until:
+                signal.signal(signal.SIGTERM, before)
+                signal.raise_signal(signal.SIGTERM)
+
+        if number == signal.SIGTERM:
+            signal.signal(signal.SIGTERM, again)
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             # As in the background of a shell script: there a hanging environment could not be left any more.
             signal.signal(signal.SIGINT, signal.default_int_handler)
