@@ -150,6 +150,9 @@ def test_other_errors_are_not_taken_for_the_gpus(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Learner, "update", failing_at(3, RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         drq.train(small(tmp_path / "run"), quiet=True)
+    trace = (tmp_path / "run" / "error.txt").read_text()
+    assert "in fails" in trace
+    assert trace.splitlines()[-1] == "RuntimeError: mat1 and mat2 shapes cannot be multiplied"
 
 
 LOST_AND_ABORTING = """

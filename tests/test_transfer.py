@@ -144,10 +144,12 @@ class FailingPool:
         for run in self.running:
             words = self.ends[run.seed]
             why = words.pop(0) if words else ""
+            path = self.folder / run.folder
+            path.mkdir(parents=True, exist_ok=True)
             if not why:
-                path = self.folder / run.folder
-                path.mkdir(parents=True, exist_ok=True)
                 (path / "finished.json").write_text(f'{{"steps": {run.steps}, "seconds": 1.0}}')
+            elif why == "failed":  # as a run does that has a trace to leave
+                (path / "error.txt").write_text("Error: its own\n")
             over.append(Ended(run, f"first line\nwhy {run.seed} {why}\n" if why else "", why))
         self.running = []
         return over
@@ -172,12 +174,23 @@ def launch(tmp_path: Path, *ends: Sequence[Why]) -> tuple[int, list[int]]:
     return code, pool.started
 
 
-def test_what_is_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    release, seen = SuiteFolder.release, dict[int, list[bool]]()
+
+    def release_in_sight(self: SuiteFolder, run: Run) -> None:
+        """Of other commands, to which a run with an error.txt is over."""
+        seen.setdefault(run.seed, []).append(RunFolder(self.run_path(run)).error_file.exists())
+        release(self, run)
+
+    monkeypatch.setattr(SuiteFolder, "release", release_in_sight)
     always: list[Why] = ATTEMPTS * ["failed"]
     lost: list[Why] = 5 * ["lost"]
     code, started = launch(tmp_path, always, ["mistake"], [*lost, "unfit", "failed", "failed"], [])
     assert code == 1
     assert [started.count(seed) for seed in (1, 2, 3, 4)] == [ATTEMPTS, 1, len(lost) + 4, 1]
+    assert seen[1] == [False] * (ATTEMPTS - 1) + [True]
     said = capsys.readouterr().out
     assert f"Failed, attempt 2 of {ATTEMPTS}: toy/reach, K=1 M=1, seed 1: why 1 failed" in said
     assert "Again: toy/reach, K=1 M=1, seed 3: why 3 lost. It starts elsewhere from its last checkpoint." in said

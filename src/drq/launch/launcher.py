@@ -330,7 +330,8 @@ class Launch:
             self.left.append(self.jobs[run])
             attempt = f"attempt {self.failures[run]} of {ATTEMPTS}"
             self._say(f"Failed, {attempt}: {run}: {lines[-1]} ({self.folder.log(run)})")
-        self.failed_before[run] = self._failed_at(run)
+        self._error_file(run).unlink(missing_ok=True)  # else other commands would take it for one that has ended
+        self.failed_before[run] = None
         self.folder.release(run)
         self.look_at = 0.0
         self.statuses[run] = _without_failure(read_status(self.folder, run))

@@ -42,12 +42,13 @@ def device_faults_in_words(left: Callable[[], str], replay_bytes: Callable[[], i
 
 @contextmanager
 def traces_in(file: Path) -> Iterator[None]:
-    """Leaves the whole trace of an error of somebody else's code, or of a device: who mends that needs it."""
+    """Leaves the whole trace of an error of ours, of somebody else's code, or of a device: who mends that needs it."""
     try:
         yield
-    except UserError as error:
-        if error.__cause__ is not None:
-            trace = "".join(traceback.format_exception(error.__cause__))
+    except Exception as error:
+        of_the_user = isinstance(error, UserError)
+        if cause := error.__cause__ if of_the_user else error:
+            trace = "".join(traceback.format_exception(cause))
             with suppress(OSError, UserError):  # the disk may be what failed
-                write_atomically(file, f"{trace}\n{error}\n")
+                write_atomically(file, f"{trace}\n{error}\n" if of_the_user else trace)
         raise
