@@ -187,11 +187,7 @@ class RayPool:
         if self.jobs != "auto":
             return self.jobs
         needs = self._needs(self.configs[0], {})
-        room = sum(
-            min(int(each["Resources"].get(RESOURCES[key], 0.0) / amount + 1e-9) for key, amount in needs.items())
-            for each in self._alive()
-        )
-        return max(room, 1)
+        return max(sum(_room(each, needs) for each in self._alive()), 1)
 
     def at_work(self) -> AbstractContextManager[None]:
         return nullcontext()  # each node has its own MPS
@@ -203,7 +199,7 @@ class RayPool:
     def start(self, job: Job) -> None:
         begun_with = self._begun_with(job.run)
         needs = self._needs(job.config, begun_with)
-        if not any(_has_room(each, needs) for each in self._alive(job.run)):
+        if not any(_room(each, needs) for each in self._alive(job.run)):
             amounts = ", ".join(f"{name} {value:,.4g}" for name, value in needs.items())
             self.notices.append(f"No node of the cluster has room for {job.run} ({amounts}): it waits for one.")
         out = self._out(job.run)
@@ -298,7 +294,7 @@ class RayPool:
                 self._refused.add(hosted.node)
                 self.notices.append(f"No run goes to the node {hosted.name}: {last}")
             needs = self._needs(hosted.job.config, self._begun_with(ended.run))
-            if not any(_has_room(each, needs) for each in self._alive(ended.run)):
+            if not any(_room(each, needs) for each in self._alive(ended.run)):
                 ended = Ended(ended.run, f"No other node of the cluster has room for it. {last}\n", "mistake")
         return self._over(hosted, ended)
 
@@ -333,5 +329,6 @@ class RayPool:
             self._ray.kill(hosted.actor)
 
 
-def _has_room(each: Mapping[str, Any], needs: Mapping[str, Any]) -> bool:
-    return all(each["Resources"].get(RESOURCES[key], 0.0) >= amount for key, amount in needs.items())
+def _room(node: Mapping[str, Any], needs: Mapping[str, Any]) -> int:
+    """For how many runs, if it did nothing else."""
+    return min(int(node["Resources"].get(RESOURCES[key], 0.0) / amount + 1e-9) for key, amount in needs.items())

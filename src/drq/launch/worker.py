@@ -28,7 +28,7 @@ class Unfit(UserError):
 
 
 class Unlike(Unfit):
-    """This machine would round otherwise than the one on which the run was begun."""
+    """This machine computes otherwise than the one on which the run was begun."""
 
     code = UNLIKE
 
@@ -80,7 +80,7 @@ def _check_machine(job: dict[str, Any], config: Any) -> None:
         raise Unfit(f"{socket.gethostname()} has {said}: install there what the launcher's machine has.")
     device, begun = choose_device(config.device), computed_with(path, checkpoint_elsewhere=True)
     if device.type == "cpu" and (job.get("on_gpu") or begun.get("device") == "cuda"):
-        raise Unfit(
+        raise (Unfit if job.get("on_gpu") else Unlike)(
             f"This run belongs on a GPU, and {socket.gethostname()} has none any more: nvidia-smi and the system's log "
             "(Xid) say what became of it; run the same command again when it is back."
         )
