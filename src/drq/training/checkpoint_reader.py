@@ -82,8 +82,10 @@ def read_run(
     checkpoint, if it is. The learner is only compared with. One that is further than the schedule is damaged too."""
 
     def read(described: Description) -> tuple[Description, dict[str, Tensor], RunState]:
-        if schedule is not None:
-            _check_budget(described, schedule)
+        if schedule is not None and described.agent_step > schedule.agent_steps:
+            raise ValueError(f"its agent_step {described.agent_step:,} is past the {schedule.agent_steps:,} of the run")
+        if schedule is not None and described.updates > schedule.updates_until(described.agent_step):
+            raise ValueError(f"it counts {described.updates:,} updates by agent step {described.agent_step:,}")
         check_file(folder / described.state, described.state_sha256)
         for segment in described.segments:
             _check_segment(folder, segment, learner.replay)
@@ -175,14 +177,6 @@ def _run_state(described: Description, state: dict[str, Tensor], learner: Learne
         pending={number: _beginning_with(f"evaluation.{number}.", state) for number in described.pending},
         **{name: described.progress[name] for name in PROGRESS if name in described.progress},
     )
-
-
-def _check_budget(described: Description, schedule: Schedule) -> None:
-    """ValueError for a checkpoint that is further than its run goes."""
-    if described.agent_step > schedule.agent_steps:
-        raise ValueError(f"its agent_step {described.agent_step:,} is past the {schedule.agent_steps:,} of the run")
-    if described.updates > schedule.updates_until(described.agent_step):
-        raise ValueError(f"it counts {described.updates:,} updates by agent step {described.agent_step:,}")
 
 
 def check_file(path: Path, sha256: str | None) -> None:

@@ -149,11 +149,12 @@ class RunFolder:
         except UnicodeEncodeError:
             raise UserError(f"{self.path} is no name in UTF-8: choose another --dir.") from None
         self.refuse_odd()
+        beginnings = {self.lock_file, unfinished_name(self.config_file)}  # of a run that was killed as early as that
         if self.config_file.exists():
             self._check_same(config)
         elif self.path.is_file():
             raise UserError(f"{self.path} is a file: choose another --dir.")
-        elif self.path.exists() and (not self.path.is_dir() or self._beginnings_apart()):
+        elif self.path.exists() and (not self.path.is_dir() or set(self.path.iterdir()) - beginnings):
             raise UserError(f"{self.path} has something in it and is no run folder: choose another --dir.")
 
     def _why_not(self) -> str:
@@ -161,10 +162,6 @@ class RunFolder:
             return "there is nothing of that name"
         run = next(self.path.glob("*/config.json"), None)
         return "it has no config.json" + (f", {run.parent.name} in it has one" if run else "")
-
-    def _beginnings_apart(self) -> set[Path]:
-        """What is in the folder, but for what a run leaves that is killed before it has described itself."""
-        return set(self.path.iterdir()) - {self.lock_file, unfinished_name(self.config_file)}
 
     @contextmanager
     def writable(self) -> Iterator[None]:
