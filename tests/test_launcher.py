@@ -368,29 +368,24 @@ def told(folder: Path) -> list[dict[str, str]]:
     return [json.loads(path.read_text()) for path in (folder / "modules").glob("*.json") if path.name != launchers]
 
 
-@pytest.mark.parametrize(("jobs", "started"), [(2, True), (1, False)])
-def test_runs_that_share_a_gpu_do_so_under_mps(
-    jobs: int, started: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_that_share_a_gpu_do_so_under_mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeMPS(tmp_path)
     pretend_gpu(monkeypatch, fake, tmp_path)
     monkeypatch.setattr(pools, "this_machines_gpus", lambda: [H200])
     suite = write_telling_suite(tmp_path, seeds=2, steps=30)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "modules"), *filter(None, sys.path)]))
     monkeypatch.syspath_prepend(tmp_path / "modules")
-    assert run_suite(SuiteRunArguments(suite, dir=tmp_path / "out", jobs=jobs, imports=("tell_environment",))) == 0
-    given = {"CUDA_VISIBLE_DEVICES": "0"}
-    if started:
-        given |= {mps.PIPES: str(fake.folder / "pipe"), mps.LOGS: str(fake.folder / "log")}
-        assert [call.split()[0] for call in fake.calls] == ["start", "get_server_list", "quit"]
-        assert fake.gone()
-    else:
-        assert fake.calls == []
+    arguments = SuiteRunArguments(suite, dir=tmp_path / "out", jobs=2, imports=("tell_environment",))
+    assert run_suite(arguments) == 0
+    daemons = {mps.PIPES: str(fake.folder / "pipe"), mps.LOGS: str(fake.folder / "log")}
+    given = {"CUDA_VISIBLE_DEVICES": "0"} | daemons
+    assert [call.split()[0] for call in fake.calls] == ["start", "get_server_list", "quit"]
+    assert fake.gone()
     assert len(told(tmp_path)) >= 2  # on a real GPU their evaluations are processes too
     assert all(each == given for each in told(tmp_path))
     # There is nothing left to do, and nothing is started for it.
     before = fake.calls
-    assert run_suite(SuiteRunArguments(suite, dir=tmp_path / "out", jobs=jobs, imports=("tell_environment",))) == 0
+    assert run_suite(arguments) == 0
     assert fake.calls == before
 
 

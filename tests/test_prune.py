@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,21 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Suite, Path]:
 
 def answer(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr("builtins.input", lambda question: text)
+
+
+def test_a_run_that_goes_on_while_somebody_thinks_about_it_is_left_alone(
+    trained: tuple[Suite, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite, out = trained[0], tmp_path / "out"
+    shutil.copytree(trained[1], out)
+
+    def asked_for_more(question: str) -> str:
+        opened(out, suite.narrowed(steps=200)).close()
+        return "y"
+
+    monkeypatch.setattr("builtins.input", asked_for_more)
+    prune(str(out))
+    assert list((out / suite.runs()[0].folder).glob("checkpoint/replay-*"))
 
 
 def test_pruning_asks_and_leaves_all_but_the_replay(
@@ -73,23 +89,6 @@ def test_pruning_asks_and_leaves_all_but_the_replay(
     with pytest.raises(UserError, match="has finished 150 steps and its replay was dropped: it cannot go on to 200"):
         SuiteFolder(out).joined(suite.narrowed(steps=200))
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == after
-
-
-def test_a_run_that_goes_on_while_somebody_thinks_about_it_is_left_alone(
-    trained: tuple[Suite, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    suite, out = trained[0], tmp_path / "out"
-    run = suite.runs()[0]
-    drq.train(suite.config(run, out), quiet=True)
-    opened(out, suite).close()
-
-    def asked_for_more(question: str) -> str:
-        opened(out, suite.narrowed(steps=200)).close()
-        return "y"
-
-    monkeypatch.setattr("builtins.input", asked_for_more)
-    prune(str(out))
-    assert list((out / run.folder).glob("checkpoint/replay-*"))
 
 
 def prune(*args: str) -> int:
