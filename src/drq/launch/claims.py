@@ -65,8 +65,9 @@ class Claims:
             self.release(name)
 
     def states(self) -> dict[str, State]:
-        """Of all that is not free to take."""
-        states = {name: {self._state(path) for path in paths} for name, paths in self._all().items()}
+        """Of all that others have, or may have."""
+        theirs = {name: paths for name, paths in self._all().items() if name not in self._mine}
+        states = {name: {self._state(path) for path in paths} for name, paths in theirs.items()}
         return {name: "taken" if "taken" in each else "unsure" for name, each in states.items() if each != {"free"}}
 
     def holders(self) -> dict[str, Holder]:

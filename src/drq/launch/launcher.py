@@ -256,9 +256,8 @@ class Launch:
         """The first of the runs left that no other command has, or has ended since; it is this command's now."""
         if not self.left or time.monotonic() < self.look_at:
             return None
-        mine = {str(run.folder) for run in self.pool.running}
-        claimed = {name: state for name, state in self.folder.claimed().items() if name not in mine}
-        self.others = {self.by_folder[name]: state for name, state in claimed.items() if name in self.by_folder}
+        claimed = self.folder.claimed().items()
+        self.others = {self.by_folder[name]: state for name, state in claimed if name in self.by_folder}
         for job in list(self.left):
             if job.run in self.others or self._ended_elsewhere(job) or not self.folder.claim(job.run):
                 continue

@@ -167,7 +167,7 @@ class SuiteFolder:
         self._claims.release(_name(run))
 
     def claimed(self) -> dict[str, State]:
-        """The folders of runs that are not free for anybody to take."""
+        """The folders of runs that other commands have, or may have."""
         return {name.replace("+", "/"): state for name, state in self._claims.states().items()}
 
     def under_way(self) -> dict[str, Holder]:
