@@ -401,6 +401,15 @@ def test_each_environment_lives_in_one_thread_and_all_work_at_once() -> None:
     assert len(set().union(*(env.threads for env in envs)) - {threading.get_ident()}) == 3
 
 
+def test_those_made_before_one_that_fails_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[object] = []
+    monkeypatch.setattr(Together, "close", lambda env: closed.append(env))
+    envs = [Together(threading.Barrier(1)) for _ in range(2)]
+    with pytest.raises(IndexError, match="pop from empty list"):
+        ThreadedGroup(envs.pop, 3)
+    assert len(closed) == 2
+
+
 @pytest.mark.parametrize(
     "task", ["toy/reach", pytest.param("dmc/reacher-easy", marks=needs_gl), "gym/MountainCarContinuous-v0"]
 )

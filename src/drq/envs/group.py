@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,7 +57,12 @@ class ThreadedGroup:
 
     def __init__(self, make: Callable[[], Environment], count: int) -> None:
         self._threads = [EnvThread("group") for _ in range(count)]
-        self._envs = [thread.submit(make).result() for thread in self._threads]
+        self._envs: list[Environment] = []
+        with ExitStack() as made:  # if one cannot be made, those before it are closed
+            for thread in self._threads:
+                self._envs.append(thread.submit(make).result())
+                made.callback(thread.close, self._envs[-1].close)
+            self.close = made.pop_all().close
 
     @property
     def spec(self) -> EnvSpec:
@@ -75,7 +81,3 @@ class ThreadedGroup:
 
     def develop(self, snapshots: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
         return list(snapshots)
-
-    def close(self) -> None:
-        for thread, env in zip(self._threads, self._envs, strict=True):
-            thread.close(env.close)
