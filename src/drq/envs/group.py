@@ -62,7 +62,7 @@ class ThreadedGroup:
             for thread in self._threads:
                 self._envs.append(thread.submit(make).result())
                 made.callback(thread.close, self._envs[-1].close)
-            self.close = made.pop_all().close
+            self._made = made.pop_all()
 
     @property
     def spec(self) -> EnvSpec:
@@ -81,3 +81,6 @@ class ThreadedGroup:
 
     def develop(self, snapshots: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
         return list(snapshots)
+
+    def close(self) -> None:
+        self._made.close()
