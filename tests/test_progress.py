@@ -84,7 +84,7 @@ def test_an_evaluation_says_what_is_left_of_it(monkeypatch: pytest.MonkeyPatch) 
         now[-1] += 50
         progress.show_evaluation(0, 100, "episodes")
     assert stream.getvalue().splitlines() == [
-        "evaluation: 5 / 100 episodes",
+        "evaluation: 5 / 100 episodes | 31 s so far",
         "evaluation: 25 / 100 episodes | 3 min 06 s left",
         "evaluation: 50 / 100 episodes | 1 min 33 s left",
         "evaluation: 0 / 100 episodes | 1 min 10 s left",

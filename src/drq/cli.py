@@ -117,11 +117,18 @@ class EvalArguments:
 
 
 def eval_command(args: list[str]) -> None:
+    from drq.training.clock import Clock
     from drq.training.policy import evaluate
-    from drq.training.progress import info_text
+    from drq.training.progress import Progress, info_text
 
     options = tyro.cli(EvalArguments, prog="drq eval", args=args)
-    played = evaluate(options.run, **_but(options, "run", "json"))
+    clock = Clock()
+    progress = Progress(budget=0, unit="", clock=clock, quiet=not sys.stderr.isatty())  # ten episodes take minutes
+    try:
+        with clock.evaluating:
+            played = evaluate(options.run, show_progress=progress.show_evaluation, **_but(options, "run", "json"))
+    finally:
+        progress.close()
     if options.json:
         episodes = [
             {"return": each.score, "agent_steps": each.agent_steps, "info": each.info} for each in played.episodes

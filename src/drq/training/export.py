@@ -23,7 +23,7 @@ from drq.backend import Backend
 from drq.config import AgentConfig, DQNConfig, EngineConfig
 from drq.envs import EnvSpec, family_of
 from drq.envs.area import Resize
-from drq.errors import UserError
+from drq.errors import UserError, install_command
 from drq.training.policy import TrainedPolicy, action_bounds, action_shape, read_policy
 from drq.training.policy_file import PolicyFile, acting_weights, write_policy_file
 
@@ -242,7 +242,7 @@ def _write_pt2(graph: ActingGraphModule, path: Path) -> Any:
 
 def _write_onnx(graph: ActingGraphModule, path: Path) -> Any:
     if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]:
-        raise UserError(f"--format onnx needs {' and '.join(missing)}: pip install {' '.join(missing)}.")
+        raise UserError(f"--format onnx needs {' and '.join(missing)}: {install_command('onnx')}.")
     import onnxruntime
 
     torch.onnx.export(

@@ -24,7 +24,7 @@ from drq.errors import UserError
 from drq.settings import config_to_json, flat, modules_of, refuse_unnamed_modules
 from drq.training.checkpoint_reader import load_weights, read_best
 from drq.training.components import make_acting_agent
-from drq.training.evaluate import Evaluation, FrameStack, blank_observations
+from drq.training.evaluate import Evaluation, FrameStack, ShowProgress, blank_observations
 from drq.training.evaluation_service import make_evaluator
 from drq.training.folder import RunFolder
 from drq.training.policy_file import read_policy_file
@@ -237,6 +237,7 @@ def evaluate(
     imports: Sequence[str] = (),
     stochastic: bool = False,
     render: Literal["human"] | None = None,
+    show_progress: ShowProgress | None = None,
 ) -> Evaluation:
     """Plays evaluation episodes with a trained policy.
 
@@ -249,6 +250,7 @@ def evaluate(
         imports: modules to import first, such as the one that registers the environment.
         stochastic: play the exploring policy.
         render: "human" shows the episodes in a window, one after the other.
+        show_progress: called after every step with how much is played, of how much, and in which unit.
     """
     if seed < 0:
         raise UserError(f"--seed is {seed}: set it to 0 or more.")
@@ -260,6 +262,7 @@ def evaluate(
     policy = TrainedPolicy(*read_policy(path, imports, best=best, plays=True), stochastic=stochastic)
     config = policy.config
     evaluator = make_evaluator(config, policy.agent, policy.engine, parallel=1 if show else None)
+    evaluator.show_progress = show_progress or evaluator.show_progress
     least = 0 if episodes else config.eval.min_agent_steps
     length = {"episodes": episodes or config.eval.episodes, "min_agent_steps": least}
     try:

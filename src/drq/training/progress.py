@@ -94,7 +94,7 @@ class Progress:
         if left is None and 10 * done >= of:  # the first one: what is left takes as long as what was
             left = waited * (of / done - 1)
         parts = [f"evaluation: {done:,} / {of:,} {unit}"]
-        self._write(parts if left is None else [*parts, f"{duration(left)} left"])
+        self._write([*parts, f"{duration(waited)} so far" if left is None else f"{duration(left)} left"])
 
     def _due(self) -> bool:
         now = time.perf_counter()
