@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +17,9 @@ from gymnasium import spaces
 import drq
 from drq import cli
 from drq.config import DQNConfig, EnvConfig, SACConfig, TrainConfig
-from drq.envs import make
+from drq.envs import import_modules, make
+from drq.envs.gym import construct
+from drq.errors import UserError
 from drq.presets import configure
 from drq.training.folder import RunFolder
 from runs import small
@@ -149,6 +152,22 @@ def test_no_line_of_gymnasiums_is_the_users_to_mend(
     said_of_it = capfd.readouterr().err
     assert said in said_of_it
     assert "WARN" not in said_of_it
+
+
+def test_how_mujoco_draws_is_settled_before_a_module_or_an_environment_imports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or Gymnasium's MuJoCo tasks look for a display."""
+    monkeypatch.delitem(sys.modules, "mujoco", raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setitem(os.environ, "MUJOCO_GL", "")
+    (tmp_path / "draws.py").write_text("import os\nfound = os.environ['MUJOCO_GL']\n")
+    import_modules([str(tmp_path / "draws.py")])
+    assert sys.modules["draws"].found == "egl"
+    monkeypatch.setitem(os.environ, "MUJOCO_GL", "")
+    with pytest.raises(UserError, match="cannot be used"):
+        construct("NoSuchTask-v0", EnvConfig())
+    assert os.environ["MUJOCO_GL"] == "egl"
 
 
 def test_arguments_are_for_environments_of_ones_own(tmp_path: Path) -> None:

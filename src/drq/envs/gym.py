@@ -58,7 +58,6 @@ def action_kind(identity: str, config: EnvConfig) -> Literal["continuous", "disc
 
 def make(identity: str, config: EnvConfig, action_repeat: int) -> SteppedEnvironment[_Gymnasium]:
     """The environment registered as `identity`."""
-    choose_backend()  # Gymnasium's MuJoCo tasks read MUJOCO_GL too
     simulator = _Gymnasium(identity, config)
     limit = simulator.env.spec.max_episode_steps if simulator.env.spec is not None else None
     spec = EnvSpec(
@@ -306,6 +305,7 @@ def _of_its_type(action: Any, space: spaces.Box) -> NDArray[Any]:
 
 def construct(identity: str, config: EnvConfig) -> gymnasium.Env[Any, Any]:
     """Makes the environment, able to draw itself if it can, with the wrappers asked for around it."""
+    choose_backend()  # Gymnasium's MuJoCo tasks read MUJOCO_GL too
     arguments: dict[str, Any] = {
         "max_episode_steps": config.max_episode_steps,
         "disable_env_checker": True,  # what it warns of ends a run with a sentence, or is for `drq check` to say

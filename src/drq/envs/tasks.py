@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from drq.envs.families import FAMILIES, family_of, split_task
+from drq.envs.rendering import choose_backend
 from drq.errors import UserError, did_you_mean, what_failed
 
 
@@ -51,6 +52,7 @@ def import_modules(names: Iterable[str]) -> None:
     """Imports modules of the user, such as those that register environments: by their names, installed or in the
     current folder, or as files (`../my_env.py`)."""
     for name in names:
+        choose_backend()  # before the module imports mujoco
         folder, module = os.getcwd(), name
         if name.endswith(".py"):
             file = Path(name).resolve()
