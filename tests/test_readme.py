@@ -161,9 +161,14 @@ def test_the_python_of_the_configuration_page(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_links_lead_somewhere() -> None:
-    for document in DOCUMENTS:
-        for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
-            assert "://" in target or (document.parent / target).exists(), f"{document.name}: {target}"
+    for document in [*DOCUMENTS, *ROOT.glob("*/README.md")]:
+        for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", document.read_text()):
+            if "://" not in target:
+                there = document.parent / target if target else document
+                assert there.exists(), f"{document}: {target}"
+                titles = re.findall(r"^#+ (.*)", there.read_text(), flags=re.M) if anchor else [""]
+                anchors = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+                assert anchor in anchors, f"{document}: {target}#{anchor}"
 
 
 def test_the_augmentation_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
