@@ -152,9 +152,8 @@ class RayPool:
         self._keepers: dict[str, Any] = {}
         self._looked, self._nodes = 0.0, list[dict[str, Any]]()
         self._host: Any = ray.remote(max_restarts=0, concurrency_groups={"control": 1})(node.RunHost)
-        cluster_has_gpus = any(each["Resources"].get("GPU") for each in self._alive())
         self._share = self.gpus_per_run or 1 / most_per_gpu([config.task for config in self.configs])
-        self._gpus = cluster_has_gpus or self.gpus_per_run is not None
+        self._gpus = bool(self.gpus_per_run) or any(each["Resources"].get("GPU") for each in self._alive())
 
     def _needs(self, config: TrainConfig, begun_on: Mapping[str, Any]) -> dict[str, Any]:
         """What a run asks Ray for."""

@@ -143,7 +143,6 @@ class Trainer:
             )
             return result
         self.checkpoints.check(self.device)
-        stopped = False
         # Around closing too: it fetches the last checkpoint from the device.
         with self._faults_in_words(), self.watch, ExitStack() as closing:
             self.loop = self._open(closing)
@@ -160,9 +159,7 @@ class Trainer:
                 )
                 if not by:
                     raise
-                stopped = True
-        if stopped:
-            return replace(self._result(), finished=False)
+                return replace(self._result(), finished=False)
         # Only now: closing waits until the last checkpoint is on the disk.
         self.folder.finish(self.config.steps, self.clock.seconds)
         result = self._result()

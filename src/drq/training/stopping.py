@@ -74,17 +74,15 @@ class Watch:
         self._waiting = waiting
         self._say = say
         self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._evaluated: float | None = None
 
     def __enter__(self) -> None:
-        self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._thread.start()
 
     def __exit__(self, *error: object) -> None:
         self._over.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.join()
 
     def stopping(self) -> bool:
         """Whether the run shall stop. An evaluation asks before each of its steps, and so tells that it goes on."""
