@@ -118,18 +118,13 @@ class GameEpisode:
 class AtariEnvironment:
     """One game. Grey frames, clipped rewards to learn from, whole ones to score with."""
 
+    render_seconds = 0.0
+    """The emulator draws as it goes: there is no time to tell apart."""
+
     def __init__(self, name: str, config: EnvConfig) -> None:
         self._emulator = Emulator(name, config.image_size, config.no_op_steps)
-        self._spec = game_spec(name, config, self._emulator.action_size)
-        self._episode = GameEpisode(self._spec)
-
-    @property
-    def spec(self) -> EnvSpec:
-        return self._spec
-
-    @property
-    def render_seconds(self) -> float:
-        return 0.0  # the emulator draws as it goes: there is no time to tell apart
+        self.spec = game_spec(name, config, self._emulator.action_size)
+        self._episode = GameEpisode(self.spec)
 
     def reset(self, seed: int) -> Frame:
         first = self._emulator.reset(seed)

@@ -15,7 +15,7 @@ from drq.config import EnvConfig
 from drq.cores import allotted_cores, usable_cores
 from drq.envs.atari import GameEpisode, check_playable, game_spec
 from drq.envs.atari_emulator import Emulator, Played
-from drq.envs.protocol import Action, EnvSpec, Frame, Step
+from drq.envs.protocol import Action, Frame, Step
 
 LEAST_WORKERS = 8
 """So many processes a group has, cores permitting, even where a launcher gives it fewer: as evaluations end, those that
@@ -45,12 +45,8 @@ class AtariGroup:
             if workers == 1
             else [ServedObject("drq.envs.atari_group", f"atari/{name}", *settings) for _ in range(workers)]
         )
-        self._spec = game_spec(name, config, self._workers[0].told)
-        self._episodes = [GameEpisode(self._spec) for _ in range(count)]
-
-    @property
-    def spec(self) -> EnvSpec:
-        return self._spec
+        self.spec = game_spec(name, config, self._workers[0].told)
+        self._episodes = [GameEpisode(self.spec) for _ in range(count)]
 
     def reset(self, seeds: Mapping[int, int]) -> dict[int, Frame]:
         first = self._ask("reset", seeds)

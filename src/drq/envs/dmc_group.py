@@ -14,7 +14,7 @@ from drq.config import EnvConfig
 from drq.envs.dmc import ControlSuite, make, to_frame, to_picture
 from drq.envs.episode import VIDEO_SIZE, SteppedEnvironment
 from drq.envs.group import EnvironmentGroup, ThreadedGroup
-from drq.envs.protocol import Action, EnvSpec, Frame, Step
+from drq.envs.protocol import Action, Frame, Step
 from drq.envs.raycast import Scene, draw
 from drq.envs.rendering import TiledCamera, Tiles, grid
 
@@ -48,12 +48,8 @@ class RayGroup:
     """
 
     def __init__(self, envs: list[SteppedEnvironment[ControlSuite]]) -> None:
-        self._envs = envs
+        self._envs, self.spec = envs, envs[0].spec
         self._threads = [ThreadPoolExecutor(1, thread_name_prefix="rays") for _ in envs]
-
-    @property
-    def spec(self) -> EnvSpec:
-        return self._envs[0].spec
 
     def reset(self, seeds: Mapping[int, int]) -> dict[int, Frame]:
         drawn = {}
@@ -92,17 +88,13 @@ class ControlSuiteGroup:
 
     def __init__(self, envs: list[SteppedEnvironment[ControlSuite]]) -> None:
         """The environments must be new: none was reset yet."""
-        self._envs = envs
+        self._envs, self.spec = envs, envs[0].spec
         self._camera: TiledCamera | None = None
         self._video: Tiles | None = None
         self._one_by_one = False
         """This machine's OpenGL draws tiles otherwise: every environment then draws for itself."""
         self._compared: set[int] = set()
         self._drawing = ThreadPoolExecutor(1, thread_name_prefix="drawing")
-
-    @property
-    def spec(self) -> EnvSpec:
-        return self._envs[0].spec
 
     def reset(self, seeds: Mapping[int, int]) -> dict[int, Frame]:
         for slot, seed in seeds.items():

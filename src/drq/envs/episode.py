@@ -79,20 +79,12 @@ class SteppedEnvironment(Generic[S]):
 
     def __init__(self, spec: EnvSpec, simulator: S, time_limit: int | None) -> None:
         """`time_limit` counts env steps; None leaves the simulator to end its episodes."""
-        self._spec = spec
+        self.spec = spec
         self.simulator = simulator
         self._time_limit = time_limit
         self._env_step = 0
         self._playing = False
-        self._render_seconds = 0.0
-
-    @property
-    def spec(self) -> EnvSpec:
-        return self._spec
-
-    @property
-    def render_seconds(self) -> float:
-        return self._render_seconds
+        self.render_seconds = 0.0
 
     @property
     def draws(self) -> bool:
@@ -118,11 +110,11 @@ class SteppedEnvironment(Generic[S]):
     def advance(self, action: Action) -> Outcome:
         """`step` for a caller that draws the frame itself."""
         if not self._playing:
-            raise UserError(f"{self._spec.task} has no episode under way: call reset(seed) before step.")
+            raise UserError(f"{self.spec.task} has no episode under way: call reset(seed) before step.")
         action = self._checked(action)
         reward = 0.0
         terminated = truncated = False
-        for _ in range(self._spec.action_repeat):
+        for _ in range(self.spec.action_repeat):
             self._env_step += 1
             try:
                 env_step = self.simulator.advance(action)
@@ -130,7 +122,7 @@ class SteppedEnvironment(Generic[S]):
                 raise self._failure("step", error) from error
             if not math.isfinite(env_step.reward):
                 raise UserError(
-                    f"{self._spec.task} gave the reward {env_step.reward} in env step {self._env_step} of an episode: "
+                    f"{self.spec.task} gave the reward {env_step.reward} in env step {self._env_step} of an episode: "
                     "make it a finite number."
                 )
             reward += env_step.reward
@@ -148,7 +140,7 @@ class SteppedEnvironment(Generic[S]):
 
     def close(self) -> None:
         self._playing = False
-        close_or_say(self._spec.task, self.simulator.close)
+        close_or_say(self.spec.task, self.simulator.close)
 
     def _frame(self) -> Frame:
         started = time.perf_counter()
@@ -156,24 +148,24 @@ class SteppedEnvironment(Generic[S]):
             frame = self.simulator.frame()
         except (Exception, SystemExit) as error:
             raise self._failure("render", error) from error
-        if self._spec.pixels:
-            self._render_seconds += time.perf_counter() - started
+        if self.spec.pixels:
+            self.render_seconds += time.perf_counter() - started
         self._check(frame)
         return frame
 
     def _check(self, frame: Frame) -> None:
         """Refuses frames that are not what the environment promised, or no numbers to learn from."""
-        promised = np.dtype(np.uint8 if self._spec.pixels else np.float32)
-        if frame.shape != self._spec.frame_shape or frame.dtype != promised:
+        promised = np.dtype(np.uint8 if self.spec.pixels else np.float32)
+        if frame.shape != self.spec.frame_shape or frame.dtype != promised:
             raise UserError(
-                f"{self._spec.task} promised frames of {promised} {self._spec.frame_shape} but gave {frame.dtype} "
+                f"{self.spec.task} promised frames of {promised} {self.spec.frame_shape} but gave {frame.dtype} "
                 f"{frame.shape} in env step {self._env_step} of an episode: make its observation_space agree with its "
                 "observations."
             )
-        if not self._spec.pixels and not np.isfinite(frame).all():
+        if not self.spec.pixels and not np.isfinite(frame).all():
             place = int(np.flatnonzero(~np.isfinite(frame))[0])
             raise UserError(
-                f"{self._spec.task} gave the observation {frame[place]} at place {place} in env step {self._env_step} "
+                f"{self.spec.task} gave the observation {frame[place]} at place {place} in env step {self._env_step} "
                 "of an episode: make it a finite number."
             )
 
@@ -182,19 +174,19 @@ class SteppedEnvironment(Generic[S]):
         if isinstance(error, UserError):
             return error
         where = f"env step {self._env_step} of an episode" if self._env_step else "its reset"
-        return UserError(f"{self._spec.task} failed in {where} {what_failed(error)}: mend its {call}() first.")
+        return UserError(f"{self.spec.task} failed in {where} {what_failed(error)}: mend its {call}() first.")
 
     def _checked(self, action: Action) -> Action:
         """The action in the form simulators take: an int, or a float32 vector within [-1, 1]."""
-        size = self._spec.action_size
-        if self._spec.action_kind == "discrete":
-            return checked_number(self._spec, action)
+        size = self.spec.action_size
+        if self.spec.action_kind == "discrete":
+            return checked_number(self.spec, action)
         vector = np.asarray(action, dtype=np.float32)
         if vector.shape != (size,):
-            raise UserError(f"{self._spec.task} takes actions of shape ({size},), not {vector.shape}.")
+            raise UserError(f"{self.spec.task} takes actions of shape ({size},), not {vector.shape}.")
         if not np.isfinite(vector).all():
             raise UserError(
-                f"An action for {self._spec.task} is not finite, so the agent has diverged: "
+                f"An action for {self.spec.task} is not finite, so the agent has diverged: "
                 "try a smaller --agent.learning-rate."
             )
         return np.clip(vector, -1.0, 1.0)

@@ -63,10 +63,7 @@ class ThreadedGroup:
                 self._envs.append(thread.submit(make).result())
                 made.callback(thread.close, self._envs[-1].close)
             self._made = made.pop_all()
-
-    @property
-    def spec(self) -> EnvSpec:
-        return self._envs[0].spec
+        self.spec = self._envs[0].spec
 
     def reset(self, seeds: Mapping[int, int]) -> dict[int, Frame]:
         frames = {slot: self._threads[slot].submit(self._envs[slot].reset, seed) for slot, seed in seeds.items()}
