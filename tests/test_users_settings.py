@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.envs.classic_control import PendulumEnv
 
 import drq
 from drq import cli
@@ -68,6 +69,15 @@ def test_training_by_a_tasks_name(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "This run will make no update: --steps 40 gives 40 agent steps, and the first 60 are random" in said
     with pytest.raises(drq.UserError, match=r"There is no setting 'stepps'. Did you mean 'steps'"):
         drq.train("toy/catch", stepps=3)
+
+
+def test_what_python_is_given_by_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"was given a PendulumEnv: register .* \"gym/MyRobot-v0\""):
+        drq.train(PendulumEnv())  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"give a list of them, imports=\['my_env'\]"):
+        drq.train("gym/Lamp-v0", imports="my_env")
+    with pytest.raises(UserError, match="The format is 'tf': choose from drq, onnx, pt2"):
+        drq.export(tmp_path, tmp_path / "x.tf", format="tf")  # type: ignore[arg-type]
 
 
 def test_settings_from_a_file(tmp_path: Path, described: list[TrainConfig]) -> None:

@@ -51,6 +51,8 @@ def letters(name: str) -> str:
 def import_modules(names: Iterable[str]) -> None:
     """Imports modules of the user, such as those that register environments: by their names, installed or in the
     current folder, or as files (`../my_env.py`)."""
+    if isinstance(names, str):
+        raise UserError(f"imports={names!r} is one text: give a list of them, imports=[{names!r}].")
     for name in names:
         choose_backend()  # before the module imports mujoco
         folder, module = os.getcwd(), name

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -64,6 +64,8 @@ def export(
     out = Path(out)
     by_name: dict[str, Format] = {".onnx": "onnx", ".pt2": "pt2"}
     format = format or by_name.get(out.suffix, "drq")
+    if format not in get_args(Format):
+        raise UserError(f"The format is {format!r}: choose from {', '.join(get_args(Format))}.")
     if out.is_dir():
         raise UserError(f"{out} is a folder: name a file for the policy, such as {out / 'policy.drq'}.")
     if out.exists() and not out.is_file():  # a device or a pipe, which moving the file into its place would remove

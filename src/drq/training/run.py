@@ -85,6 +85,11 @@ def train(
         settings["agent"], agent = agent, None
     if isinstance(config, str):
         config = configure(config, settings)
+    elif not isinstance(config, TrainConfig):
+        raise UserError(
+            f"drq.train takes the name of a task and was given a {type(config).__name__}: register an environment of "
+            'yours with Gymnasium and name it, as "gym/MyRobot-v0" (docs/own-environment.md).'
+        )
     elif settings:
         config = override(config, flat(settings))
     return Trainer(config, agent=agent, callbacks=callbacks, quiet=quiet, label=label).run()
