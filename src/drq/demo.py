@@ -83,9 +83,12 @@ def demo(arguments: DemoArguments) -> None:
     page = arguments.dir / "demo.html"
     page.write_text(_page(contestants, rows, references, arguments), encoding="utf-8")
     print("One seed each: another may go otherwise (--seed 2 --dir demo-2).")
-    # `make demo` leaves the command in .venv, where no shell looks for it before that is activated.
-    command = "drq" if shutil.which("drq") else os.path.relpath(Path(sys.executable).with_name("drq"))
-    print(f"\nCurves, augmented views and a video of the trained agent: {page}\nNext: {command} train toy/catch")
+    print(f"\nCurves, augmented views and a video of the trained agent: {page}\nNext: {_command()} train toy/catch")
+
+
+def _command() -> str:
+    """`make demo` leaves it in .venv, where no shell looks before that is activated."""
+    return "drq" if shutil.which("drq") else os.path.relpath(Path(sys.executable).with_name("drq"))
 
 
 def _train(contestants: list[Contestant], arguments: DemoArguments) -> None:
@@ -134,7 +137,15 @@ def _page(
         for newest in sorted(each.folder.videos.glob("*.mp4"))[-1:]
     )
     missing = "" if videos else "<p>No video: ffmpeg is missing (pip install imageio-ffmpeg).</p>"
-    folder = html.escape(str(arguments.dir))
+    next_steps = "\n".join(
+        f"{html.escape(f'{_command()} {words}'):<55} # {what}"
+        for words, what in (
+            (f"report {arguments.dir} --out report.html", "all about these two runs"),
+            ("demo --seed 2 --dir demo-2", "is it luck?"),
+            ("train toy/catch", "another task, as quick"),
+            ("train dmc/cartpole-swingup --preset cpu", "the control suite: hours"),
+        )
+    )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>DrQ demo</title>
@@ -156,10 +167,7 @@ same SAC; one sees its memories shifted at random by up to four pixels (DrQ, K =
 {_curves(contestants, references)}
 <div>{videos}{missing}</div>
 <h2>What next</h2>
-<pre>drq report {folder} --out report.html            # all about these two runs
-drq demo --seed 2 --dir demo-2                 # is it luck?
-drq train toy/catch                            # another task, as quick
-drq train dmc/cartpole-swingup --preset cpu    # the control suite: hours</pre>
+<pre>{next_steps}</pre>
 </body></html>
 """
 
