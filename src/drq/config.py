@@ -331,6 +331,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("agent.epsilon_decay_steps", "agent.atoms", "agent.encoder_width"), _ANY_COUNT),
     **dict.fromkeys(("agent.anneal_updates", "agent.reset_every", "agent.last_reset"), _NOT_NEGATIVE),
     **dict.fromkeys(("agent.weight_decay", "agent.priority_exponent", "agent.priority_correction"), _NOT_NEGATIVE),
+    **dict.fromkeys(("agent.adam_eps", "agent.intensity_scale"), _NOT_NEGATIVE),
     "agent.pad": (0, 1024),
 }
 """The least and the most of settings. Beyond the most no machine gets, and a slip of the pen does."""
@@ -343,6 +344,7 @@ def check(config: TrainConfig) -> None:
         # An update needs one transition to learn from, whose return of n steps is complete.
         "replay.capacity": (max(agent.n_step, 2) * config.num_envs, 10**9),
         "agent.seed_steps": (max(agent.n_step, 1) * config.num_envs, 10**12),
+        "agent.log_std_max": (getattr(agent, "log_std_min", -math.inf), math.inf),
     }
     for name, (least, most) in limits.items():
         part, _, setting = name.rpartition(".")
@@ -356,6 +358,9 @@ def check(config: TrainConfig) -> None:
     for name in ("discount", "discount_final", "tau", "epsilon_final", "epsilon_eval", "reset_keep"):
         if not 0 <= getattr(agent, name, 0.0) <= 1:
             raise UserError(f"--agent.{name.replace('_', '-')} is {getattr(agent, name)}: set it between 0 and 1.")
+    for name in ("adam_beta1", "adam_beta2"):
+        if not 0 <= getattr(agent, name, 0.0) < 1:
+            raise UserError(f"--agent.{name.replace('_', '-')} is {getattr(agent, name)}: set it from 0 to below 1.")
     if config.init_replay and config.init_from is None:
         raise UserError("--init-replay says what to take from a run: name that with --init-from too.")
     if getattr(agent, "n_step_final", 1) > agent.n_step:
