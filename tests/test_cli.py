@@ -34,7 +34,7 @@ from runs import FLAGS, drq, fails, rows
         (("train", "toy/reach", "--agent.discount", "1.5"), "--agent.discount is 1.5: set it between 0 and 1."),
         (("train", "toy/reach", "--agent.learning-rate", "0"), "--agent.learning-rate is 0.0: set it above 0."),
         (("train", "toy/reach", "--steps", "0"), "--steps is 0: set it to 1 or more."),
-        (("train", "toy/reach", "--agent.log-std-max", "-20"), "--agent.log-std-max is -20.0: set it to -10.0 or more."),
+        (("train", "toy/reach", "--agent.log-std-max", "-20"), "log-std-max is -20.0: set it to -10.0 or more."),
         (("train", "toy/catch", "--agent.adam-beta2", "1"), "--agent.adam-beta2 is 1.0: set it from 0 to below 1."),
         (("train", "toy/reach", "--eval.episodes", "0"), "--eval.episodes is 0: set it to 1 or more."),
         (("train", "toy/reach", "--env.image-size", "4"), "image"),

@@ -431,7 +431,8 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(1)  # the reader of a pipe has seen enough
     except OSError as error:  # a full disk, a folder that is not ours
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        print(f"drq: {what}: see that there is room and that it may be written.", file=sys.stderr)
+        remedy = "see that its folder is there, that there is room and that it may be written"
+        print(f"drq: {what}: {remedy}.", file=sys.stderr)
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
         from drq.engine import in_words, lacks_memory
