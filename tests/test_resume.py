@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 import drq
@@ -26,6 +27,7 @@ from drq.envs.protocol import Action, Step
 from drq.errors import UserError
 from drq.replay import Replay
 from drq.training import checkpoint as checkpoint_module
+from drq.training import run as run_module
 from drq.training.env_worker import ThreadedEnv
 from drq.training.evaluate import Evaluator
 from drq.training.loop import Loop
@@ -112,6 +114,30 @@ def test_sigkill(uninterrupted: Path, tmp_path: Path) -> None:
         process.wait()
     subprocess.run(command, env=environment, check=True, capture_output=True)
     assert_same_run(uninterrupted, folder)
+
+
+def test_with_as_many_threads_as_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_module, "usable_cores", lambda: 2)
+    now, used = torch.get_num_threads(), []
+    update = Learner.update
+
+    def counted(self: Learner) -> None:
+        used.append(torch.get_num_threads())
+        update(self)
+
+    try:
+        torch.set_num_threads(2)
+        train_with_crash_at(tmp_path / "run", 50, monkeypatch)
+        torch.set_num_threads(1)
+        monkeypatch.setattr(Learner, "update", counted)
+        drq.train(small(tmp_path / "run"))
+        assert set(used) == {2}
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(now)
+    assert "Going on with 2 threads, as it began: with 1 it would round otherwise." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("task", ["dmc/cartpole-swingup", "dmc/reacher-easy"])

@@ -20,7 +20,6 @@ import torch
 from drq.config import TrainConfig
 from drq.cores import usable_cores
 from drq.envs import family_of
-from drq.errors import UserError
 from drq.launch.mps import CLIENTS_PER_GPU, if_it_still_works, mps_if_possible
 from drq.launch.process import GPU_ORDER, MISTAKE, STOPPED, UNFIT, UNLIKE, error_of, start_worker
 from drq.launch.suite_folder import SuiteFolder
@@ -162,11 +161,7 @@ def computed_with(run_path: Path, *, checkpoint_elsewhere: bool = False) -> dict
     folder = RunFolder(run_path)
     if not checkpoint_elsewhere and not exists(folder.checkpoint):
         return {}
-    try:
-        found = folder.description.get("computed_with")
-    except UserError:
-        return {}  # the run itself says what is wrong
-    return found if isinstance(found, dict) and {"device", "precision", "threads"} <= found.keys() else {}
+    return folder.computed_with
 
 
 def how_it_ended(run: Run, code: int, error: str) -> Ended:

@@ -241,6 +241,17 @@ class RunFolder:
                     )
 
     @property
+    def computed_with(self) -> dict[str, Any]:
+        """Device, precision and threads, which the last bits of a result hang on; nothing where it does not say."""
+        try:
+            found = self.description.get("computed_with")
+        except UserError:
+            return {}  # who reads the rest says what is wrong
+        if not isinstance(found, dict) or not {"device", "precision", "threads"} <= found.keys():
+            return {}
+        return found if isinstance(found["threads"], int) and found["threads"] > 0 else {}
+
+    @property
     def description(self) -> dict[str, Any]:
         """The whole of config.json."""
         self.refuse_odd()

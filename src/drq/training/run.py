@@ -14,6 +14,7 @@ import torch
 from drq import envs
 from drq.agents import Agent, check_agent
 from drq.config import TrainConfig, check
+from drq.cores import usable_cores
 from drq.engine import EngineSettings, FastBackend, choose_device
 from drq.envs import Environment, EnvSpec, family_of
 from drq.errors import UserError
@@ -185,6 +186,8 @@ class Trainer:
         """Makes all that a run needs, new or as its checkpoint left it."""
         config, say = self.config, self.progress.say
         closing.callback(self.progress.close)
+        if self.checkpoints.exist:
+            self._keep_threads(closing)
         with self.clock.waiting:
             workers = open_envs(config, self.device, closing)
             spec = workers[0].env.spec
@@ -253,6 +256,15 @@ class Trainer:
             if config.init_from:
                 loop.save()  # from here on the run needs nothing of another's
         return loop
+
+    def _keep_threads(self, closing: ExitStack) -> None:
+        """Goes on with as many threads as the run began with: others would round otherwise. On a GPU none do."""
+        before, now = self.folder.computed_with, torch.get_num_threads()
+        if before.get("device") == self.device.type == "cpu" and now != before["threads"] <= usable_cores():
+            began = before["threads"]
+            self.progress.say(f"Going on with {began} threads, as it began: with {now} it would round otherwise.")
+            torch.set_num_threads(began)
+            closing.callback(torch.set_num_threads, now)
 
     def _records_videos(self, env: Environment) -> bool:
         """Whether evaluations leave videos. Where they cannot, it is said why."""
