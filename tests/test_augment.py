@@ -365,7 +365,7 @@ def test_an_augmentation_of_ones_own(reference: str) -> None:
     ("name", "sentence"),
     [
         ("Cropped", r"draws \(2, 3\) and gives \(2, 9, 20, 19\) for two images: make it .* give \(2, 9, 20, 20\)"),
-        ("Flat", r"failed at my_augmentations.py, line 18 \(IndexError: too many indices.*\): mend that line first"),
+        ("Flat", r"failed at my_augmentations.py, line 18 \(IndexError: too many indices.*\): mend that first"),
     ],
 )
 def test_one_that_does_not_work_is_refused_before_training(name: str, sentence: str) -> None:

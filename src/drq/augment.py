@@ -225,7 +225,7 @@ def try_out(name: str, shape: tuple[int, ...]) -> None:
         nu = f.sample(2, (shape[1], shape[2]), Generator())
         drawn, given = tuple(nu.shape), tuple(f(images, nu).shape)
     except Exception as error:  # whatever its own code may raise
-        raise UserError(f"The augmentation {name!r} failed {what_failed(error)}: mend that line first.") from error
+        raise UserError(f"The augmentation {name!r} failed {what_failed(error)}: mend that first.") from error
     if drawn != (2, f.columns) or given != tuple(images.shape):
         raise UserError(
             f"The augmentation {name!r} draws {drawn} and gives {given} for two images: "
