@@ -46,6 +46,13 @@ ALL = (
 )
 SAC = ("toy/reach", *ALL, "--env.image-size", "24", "--agent.feature-dim", "8")
 DQN = ("toy/catch", "--agent", "dqn", *ALL, "--env.image-size", "36")
+RAINBOW = (
+    *("toy/catch", "--agent", "rainbow", *ALL, "--env.image-size", "16", "--env.frame-stack", "2"),
+    *("--agent.encoder-width", "1", "--agent.atoms", "11", "--agent.value-limit", "2"),
+    *("--agent.learning-rate", "0.001", "--agent.tau", "0.05"),  # so that the moving average acts otherwise in time
+    *("--agent.n-step", "5", "--agent.n-step-final", "2", "--agent.anneal-updates", "30"),
+    *("--agent.reset-every", "30", "--agent.last-reset", "60", "--agent.epsilon-decay-steps", "10"),
+)
 TINY = ("toy/reach", *ALL, "--env.image-size", "16", "--env.frame-stack", "2", "--agent.encoder", "d4pg")
 
 INTERRUPTED = "sac, interrupted"
@@ -84,6 +91,7 @@ RUNS: dict[str, tuple[str, ...]] = {
         *("--agent.encoder", "sac-ae", "--agent.augmentation", "none", "--agent.n-step", "1"),
     ),
     "dqn, shared hidden layer, frozen": (*DQN, "--agent.shared-hidden", "--agent.freeze-encoder"),
+    "rainbow, [2,2]": (*RAINBOW, "--agent.k", "2", "--agent.m", "2"),
     BEGUN_RUN: (*TINY, "--agent.feature-dim", "2"),
 }
 """Name to the arguments of `drq train`, but for its folder."""
