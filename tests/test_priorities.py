@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from drq.backend import Backend
-from drq.config import EngineConfig, SACConfig
+from drq.config import DQNConfig, EngineConfig, SACConfig
 from drq.engine import EngineSettings, FastBackend, Learner
 from drq.engine.graphs import Captured
 from drq.envs.protocol import EnvSpec
@@ -249,3 +249,22 @@ def test_an_agent_for_control_learns_from_priorities_too() -> None:
     changed = (sampler.priorities != before).nonzero()
     assert 1 <= len(changed) <= 8
     assert learner.state()["sampler.priorities"] is sampler.priorities
+
+
+def test_priorities_of_all_streams_go_into_a_larger_replay() -> None:
+    """As when a run is given more steps: a stream's slots begin elsewhere then."""
+    from drq.agents import make_agent
+
+    config = DQNConfig(batch_size=8, hidden_dim=16)
+    backend = FastBackend(EngineSettings.resolve(EngineConfig(precision="float32"), torch.device("cpu"), config))
+
+    def learner(capacity: int) -> Learner:
+        replay = Replay(SPEC, capacity, streams=2, sampler=PrioritisedSampler(capacity, backend), backend=backend)
+        return Learner(make_agent(SPEC, config, backend, 0), replay, backend, 0)
+
+    small, large = learner(20), learner(30)
+    small.replay.sampler.state()["priorities"].copy_(torch.arange(1, 21))
+    large.restore(small.state())
+    kept = large.replay.sampler.state()["priorities"].view(2, 15)
+    assert kept[:, :10].flatten().tolist() == list(range(1, 21))
+    assert not kept[:, 10:].any()

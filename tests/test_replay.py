@@ -443,6 +443,21 @@ def test_a_restored_memory_goes_on_like_the_original(seed: int, streams: int) ->
     assert saved.forgotten
 
 
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_larger_memory_takes_over_what_a_smaller_one_held(streams: int) -> None:
+    """As when a finished run is given more steps; its episodes were so short that frames had gone round the ring."""
+    small, large = (Replay(SPEC, streams * size, discount=GAMMA, streams=streams) for size in (45, 90))
+    lists, saved = [Lists(3) for _ in range(streams)], Saved()
+    for stream, own in enumerate(lists):
+        play = Play(stream, longest=2)
+        while small.streams[stream].transitions_added < 45:
+            play.step(OneStream(small, stream), own)
+    assert all(stream.frames_added > small.stream_frames for stream in small.streams)
+    saved.save(small)
+    large.restore(saved.parts, small.counters())
+    assert_holds(large, *(own.kept(45, small.stream_frames) for own in lists))
+
+
 # Memory.
 
 

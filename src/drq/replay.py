@@ -358,9 +358,14 @@ class Replay:
                 suffix = stream_suffix(number)
                 rows = np.arange(transitions - len(part[f"rows{suffix}"]), transitions)
                 kept = np.arange(frames - len(part[f"frames{suffix}"]), frames)
-                for name, slots in self._slots(number, rows, kept).items():
+                slots_of = self._slots(number, rows, kept)
+                for name, slots in slots_of.items():
                     getattr(self.rings, name)[slots] = part[f"{name}{suffix}"].to(self.device)
-                stream.oldest_frame[rows % self.stream_capacity] = part[f"oldest_frame{suffix}"].numpy()
+                oldest, ages = part[f"oldest_frame{suffix}"], part[f"places{suffix}"][:, 1]
+                stream.oldest_frame[rows % self.stream_capacity] = oldest.numpy()
+                # In a ring that has grown since, frames that had gone round the smaller one are elsewhere.
+                newest = oldest + ages.cpu().clamp(max=self.spec.frame_stack - 1)
+                self.rings.places[slots_of["places"], 0] = (newest % self.stream_frames).to(self.device)
         for number, (stream, own) in enumerate(zip(self.streams, counters, strict=True)):
             for name, value in own.items():
                 setattr(stream, name, value)

@@ -175,10 +175,13 @@ class Learner:
                         else torch.empty_like(parameter, requires_grad=False).copy_(value)
                         for key, value in own.items()
                     }
-        kept = _beginning_with("sampler.", state)
+        kept, streams = _beginning_with("sampler.", state), len(self.replay.streams)
         for name, value in self.replay.sampler.state().items():
-            # A run that was given more steps may have a larger replay, of which so far the beginning was used.
-            value[tuple(slice(size) for size in kept[name].shape)].copy_(kept[name])
+            if value.shape == kept[name].shape:
+                value.copy_(kept[name])
+            else:  # the replay of a run that was given more steps: so far the beginning of each stream was used
+                old = kept[name].unflatten(0, (streams, -1))
+                value.unflatten(0, (streams, -1))[:, : old.shape[1]].copy_(old)
         self.generator.set_state(state["generator.updates"])
         self.acting_generator.set_state(state["generator.acting"])
 
