@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from drq.augment import Augmentation, Compose, Intensity, parse
+from drq.augment import Augmentation, Compose, Intensity, RandomShift, parse
 from drq.backend import Average, Backend, StackedFrames
 from drq.engine import EngineSettings, FastBackend, kernels
 from drq.engine.adam import FusedAdam
@@ -110,6 +110,11 @@ class HalfIntensity(Intensity):
         return super().__call__(images, nu / 2)
 
 
+class Backwards(RandomShift):
+    def __call__(self, images: torch.Tensor, nu: torch.Tensor) -> torch.Tensor:
+        return super().__call__(images, -nu)
+
+
 @pytest.mark.parametrize(
     "f",
     [
@@ -118,6 +123,8 @@ class HalfIntensity(Intensity):
         parse("shift+intensity+intensity"),
         parse("shift+hflip+intensity"),
         Compose((parse("shift"), HalfIntensity())),
+        Compose((Backwards(), parse("intensity"))),
+        Backwards(),
     ],
 )
 def test_what_an_augmentation_does_after_the_kernel(kernel_device: str, f: Augmentation) -> None:

@@ -124,7 +124,7 @@ class FastBackend(Backend):
                 kernels.adam_kernels(decay=decay, average=optimizer.average is not None)
         encoders = [module for module in agent.modules.modules() if isinstance(module, PixelEncoder)]
         # Each of these is a shift, or nothing, which is a shift by nothing.
-        shifts = all(isinstance(f, RandomShift | NoAugmentation) for f, _ in self._augmentations)
+        shifts = all(_is_shift(f) for f, _ in self._augmentations)
         if self.factors and encoders and self._augmentations and shifts and all(_fusable(e, replay) for e in encoders):
             slots = torch.zeros(1, replay.spec.frame_stack, dtype=torch.int64, device=self.device)
             kernels.prepare(replay.rings.frames, slots, _parameters(encoders[0])[0])
@@ -182,7 +182,7 @@ class FastBackend(Backend):
 
     def views(self, f: Augmentation, states: Tensor | StackedFrames, nu: Tensor) -> Views:
         if self.kernels and isinstance(states, StackedFrames) and states.frames.dtype == torch.uint8:
-            if self.fused and isinstance(f, RandomShift | NoAugmentation):
+            if self.fused and _is_shift(f):
                 slots = states.slots.repeat(nu.shape[0] // states.slots.shape[0], 1)
                 shifts = nu.int() if nu.shape[1] else torch.zeros(len(nu), 2, dtype=torch.int32, device=nu.device)
                 return FrameViews(states.frames, slots, shifts)
@@ -291,12 +291,17 @@ class Begun:
     """What comes after."""
 
 
+def _is_shift(f: Augmentation) -> bool:
+    """By any number of pixels, or by none. One derived from them may do something else, as below."""
+    return type(f) in (RandomShift, NoAugmentation)
+
+
 def _begun_by_kernel(f: Augmentation) -> Begun | None:
-    first, *rest = f.parts if isinstance(f, Compose) else (f,)
-    if not isinstance(first, RandomShift | NoAugmentation):
+    first, *rest = f.parts if type(f) is Compose else (f,)
+    if not _is_shift(first):
         return None
     intensity, columns = None, first.columns
-    if rest and type(rest[0]) is Intensity:  # one derived from it may do something else
+    if rest and type(rest[0]) is Intensity:
         intensity = rest[0].scale
         columns += rest[0].columns
         rest = rest[1:]
