@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from drq.backend import Backend
 from drq.engine import kernels
-from drq.engine.kernels import encoder, layers, reference
+from drq.engine.kernels import encoder, layers, reference, runtime
 from drq.engine.kernels.layers import Tiling
 from drq.networks.encoders import PixelEncoder
 
@@ -94,6 +95,22 @@ def test_features_have_the_order_of_the_plain_encoder() -> None:
 def test_the_cpu_is_left_to_plain_pytorch() -> None:
     frames, _, _ = observations("cpu", 1, 24, 24)
     assert not kernels.supported(frames, network("cpu")[0])
+
+
+@pytest.mark.parametrize("size", [20, 48, 84])
+def test_the_shared_memory_asked_for_is_what_kernels_take(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all layers: at 48 x 48 a later one takes most, which an RTX 4090 does not have."""
+    taken: list[int] = []
+
+    def kernel(*asked: Any) -> runtime.Launchable:
+        taken.append(asked[-1])
+        return runtime._Unlaunched()
+
+    monkeypatch.setattr(runtime, "kernel", kernel)
+    monkeypatch.setattr(runtime, "compile_together", lambda calls: calls())
+    frames, slots, _ = observations("cpu", 1, size, size)
+    encoder.prepare(frames, slots, network("cpu")[0])
+    assert layers.shared_bytes_needed(9, size, size, depth=4) == max(taken)
 
 
 def test_features_and_gradients(device: str) -> None:

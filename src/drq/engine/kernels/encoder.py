@@ -29,17 +29,19 @@ def supported(frames: Tensor, weights: Sequence[Tensor]) -> bool:
         return False
     if any(w.device != frames.device or w.dtype != torch.float32 for w in weights):
         return False
-    _, frame_channels, *size = frames.shape
+    _, frame_channels, height, width = frames.shape
+    shorter = min(height, width)
     channels = weights[0].shape[1] if weights[0].dim() == 4 else 0
-    if not 0 < channels <= layers.MAX_INPUT_CHANNELS or channels % frame_channels or min(size) < MIN_IMAGE_SIZE:
+    if not 0 < channels <= layers.MAX_INPUT_CHANNELS or channels % frame_channels or shorter < MIN_IMAGE_SIZE:
         return False
     inputs = [channels] + [layers.CHANNELS] * (len(weights) - 1)
     if any(w.shape != (layers.CHANNELS, c, 3, 3) for w, c in zip(weights, inputs, strict=True)):
         return False
     # Two pixels a layer are lost after the halving, and something must be left.
-    if (min(size) - 3) // 2 + 1 <= 2 * (len(weights) - 1):
+    if (shorter - 3) // 2 + 1 <= 2 * (len(weights) - 1):
         return False
-    return layers.shared_bytes_needed(channels, *size) <= runtime.shared_bytes_per_block()
+    needed = layers.shared_bytes_needed(channels, height, width, len(weights))
+    return needed <= runtime.shared_bytes_per_block()
 
 
 def _contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:

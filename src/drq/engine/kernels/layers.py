@@ -123,18 +123,22 @@ def _first_weight_bytes(channels: int, height: int, width: int, tiling: Tiling) 
     return max(gradients + _view_bytes(channels, height, width, tiling), _sums(MAX_INPUT_CHANNELS) * 4)
 
 
-def shared_bytes_needed(channels: int, height: int, width: int) -> int:
-    """The most shared memory a block takes for stacks of frames of this size."""
+def shared_bytes_needed(channels: int, height: int, width: int, depth: int) -> int:
+    """The most shared memory a block takes for stacks of frames of this size, in an encoder of so many layers."""
     stack = channels, height, width
-    out = _out_size(height), _out_size(width)
-    return max(
+    needed = [
         _first_bytes(*stack, FIRST, 1),
         _first_bytes(*stack, FIRST_TWO, 2),
         _first_weight_bytes(*stack, FIRST_WEIGHT),
-        _conv_bytes(*out, FORWARD, True),
-        _conv_bytes(*out, INPUT_GRADIENT, False),
-        _conv_weight_bytes(out[1], WEIGHT_GRADIENT),
-    )
+    ]
+    for layer in range(depth - 1):  # a tile of a smaller image reaches over more rows, whose ends it holds too
+        size = _out_size(height) - 2 * layer, _out_size(width) - 2 * layer
+        needed += [
+            _conv_bytes(*size, FORWARD, True),
+            _conv_bytes(*size, INPUT_GRADIENT, False),
+            _conv_weight_bytes(size[1], WEIGHT_GRADIENT),
+        ]
+    return max(needed)
 
 
 def _conv_kernel(height: int, width: int, tiling: Tiling, *, forward: bool) -> runtime.Launchable:
