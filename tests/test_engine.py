@@ -96,6 +96,33 @@ def test_compiled_on_the_cpu_equals_eager() -> None:
     assert distance(weights_after(plain, 3), weights_after(compiled, 3)) < 1e-4
 
 
+def test_where_torch_compile_fails_the_update_is_not_compiled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compile(function: Any, **_: Any) -> Any:
+        def fails(*args: Any) -> Any:
+            raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.\nmore")
+
+        return fails
+
+    monkeypatch.setattr(torch, "compile", compile)
+    plain = make_learner(CONTROL, SAC_SETTINGS, PLAIN, "cpu")
+    failing = make_learner(CONTROL, SAC_SETTINGS, dataclasses.replace(PLAIN, compile="on"), "cpu")
+    expected, found = weights_after(plain, 2), weights_after(failing, 2)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    said = "Going on without torch.compile: Failed to find C compiler. Please specify via CC environment variable."
+    assert capsys.readouterr().err.splitlines() == [said]
+
+    def without_memory() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    backend = FastBackend(failing.engine)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    with pytest.raises(torch.OutOfMemoryError):  # is no fault of the compiler's
+        backend.run(without_memory)
+    assert not backend._uncompilable
+
+
 def test_equal_learners_do_equal_things() -> None:
     one, other = (make_learner(CONTROL, SAC_SETTINGS, PLAIN, "cpu") for _ in range(2))
     first, second = weights_after(one, 3), weights_after(other, 3)

@@ -21,6 +21,7 @@ from drq.augment import Augmentation, Compose, Intensity, NoAugmentation, Random
 from drq.backend import Average, Backend, Encoder, Entry, Rings, StackedFrames, Views
 from drq.engine import kernels
 from drq.engine.adam import FusedAdam, descend
+from drq.engine.faults import in_words
 from drq.engine.graphs import SideStreams
 from drq.engine.settings import EngineSettings
 from drq.engine.staging import StagedStore
@@ -70,6 +71,8 @@ class FastBackend(Backend):
         self._frame_shape: tuple[int, ...] = ()
         self._augmentations: list[tuple[Augmentation, Begun | None]] = []
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._uncompilable = False
+        """Whether torch.compile has failed here."""
         self._sides = SideStreams() if settings.cuda_graphs else None
 
     def prepare(self, agent: Agent, replay: Replay) -> None:
@@ -244,11 +247,19 @@ class FastBackend(Backend):
         return optimizer.clip_and_step(max_norm)
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if not self.settings.compile:
+        if not self.settings.compile or self._uncompilable:
             return function(*args, **kwargs)
         if function not in self._compiled:
             self._compiled[function] = torch.compile(function, dynamic=False)
-        result: T = self._compiled[function](*args, **kwargs)
+        try:
+            result: T = self._compiled[function](*args, **kwargs)
+        except Exception as error:  # of a compiler that is missing, among others: what is raised then, nobody promises
+            if in_words(error) is not None:
+                raise
+            result = function(*args, **kwargs)  # pure, so that a fault of its own shows here again
+            self._uncompilable = True
+            reason = str(error).partition("\n")[0].rstrip(":.") or type(error).__name__
+            print(f"Going on without torch.compile: {reason}.", file=sys.stderr)
         return result
 
     def run_beside(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
