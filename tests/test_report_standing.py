@@ -177,6 +177,24 @@ def test_other_settings_than_the_published_ones_are_not_compared(tmp_path: Path)
     assert len(standing_tables(runs_of(tmp_path / "f"))) == 2
 
 
+def test_what_takes_a_departure_of_strong_back_is_compared_too(tmp_path: Path) -> None:
+    """By the name of its setting: benchmarks/strong-priorities.toml."""
+    given: dict[str, Any] = {"preset": "strong", "every": 50_000, "capacity": None}
+    stack = {"frame_stack": 4}
+    fake_run(tmp_path, "atari/boxing", label="own", env=stack, **given)
+    fake_run(tmp_path, "atari/boxing", label="uniform", env=stack, prioritised=False, **given)
+    fake_run(tmp_path, "atari/assault", label="uniform", env=stack, prioritised=False, **given)
+    asked = stack | {"no_op_steps": True, "zero_stack": True}
+    fake_run(tmp_path, "atari/boxing", label="theirs", env=asked, early_bootstrap=True, **given)
+    fake_run(tmp_path, "atari/boxing", label="two views", env=stack, k=2, m=2, **given)
+    tables = {table.system: table for table in standing_tables(runs_of(tmp_path))}
+    assert tables.keys() == {"own", "uniform", "theirs"}
+    (both,) = tables["uniform"].means()
+    assert (both.runs, both.tasks) == (2, 2)
+    assert both.error is not None
+    assert tables["own"].means()[0].error is None  # of one run there is none
+
+
 def test_an_area_is_interpolated_and_needs_evaluations(tmp_path: Path) -> None:
     rows = [("dmc/cartpole-swingup", 1, at, at / 100, "x") for at in range(16_000, 113_000, 16_000)]
     (run,) = runs_of(write_table(tmp_path / "x.csv", rows))

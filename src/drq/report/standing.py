@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from drq.config import RainbowConfig
 from drq.errors import UserError
 from drq.presets import preset_values, resolved
 from drq.report import statistics
@@ -164,14 +165,20 @@ def _return(run: RunResult, budget: int) -> float | None:
 
 
 def _has_published_settings(run: RunResult) -> bool:
-    """A run from scratch of an agent, environment and replay as its preset has them, however drawn or computed."""
+    """A run from scratch of an agent, environment and replay as its preset has them, however drawn or computed.
+
+    Where `strong` departs from the published code and a setting takes that back (docs/atari.md), both ways count.
+    """
     try:
         config = resolved(config_from_json(run.config))
         published = resolved(preset_values(config.preset, config.task))
     except UserError:  # somebody's CSV, or a preset or an agent that is not ours
         return False
-    env = dataclasses.replace(config.env, render=published.env.render)
-    same = (config.agent, env, config.replay) == (published.agent, published.env, published.replay)
+    agent, env = config.agent, dataclasses.replace(config.env, render=published.env.render)
+    if isinstance(agent, RainbowConfig):
+        agent = dataclasses.replace(agent, prioritised=True, early_bootstrap=False)
+        env = dataclasses.replace(env, no_op_steps=False, zero_stack=False)
+    same = (agent, env, config.replay) == (published.agent, published.env, published.replay)
     return same and config.init_from is None
 
 
