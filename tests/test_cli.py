@@ -70,7 +70,12 @@ def test_cuda_without_a_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 @pytest.mark.parametrize(
     ("flag", "value", "suggested"),
-    [("--agent.encodr", "impala", "--agent.encoder"), ("--steps", "1e4", "'1e4' is no whole number: write its digits")],
+    [
+        ("--agent.encodr", "impala", "--agent.encoder"),
+        ("--steps", "1e4", "'1e4' is no whole number: write its digits"),
+        ("--eval.video", "False", "--eval.video takes no value: write --eval.video, or --eval.no-video to"),
+        ("--wandb=true", "--agent.k=1", "--wandb takes no value: write --wandb, or --no-wandb to switch it off."),
+    ],
 )
 def test_a_misspelt_flag_gets_a_suggestion(
     flag: str, value: str, suggested: str, capsys: pytest.CaptureFixture[str]

@@ -55,7 +55,7 @@ def train_command(args: list[str]) -> None:
     from drq import presets
     from drq.agents import AGENTS
     from drq.config import TrainConfig
-    from drq.settings import flat, modules_of, refuse_unnamed_modules
+    from drq.settings import config_to_json, flat, modules_of, refuse_unnamed_modules
     from drq.training.run import train
 
     file, args = _take_option(args, "--config")
@@ -76,6 +76,7 @@ def train_command(args: list[str]) -> None:
     }
     settings = flat(settings) | {name: value for name, value in early.items() if value}
     default = presets.configure(task, settings)
+    _refuse_values_of_switches(args, flat(config_to_json(default)))
     config = tyro.cli(
         TrainConfig,
         prog="drq train TASK",
@@ -383,6 +384,16 @@ def _values(args: list[str], *names: str) -> list[str]:
         if name in names:
             found += [value] if value else itertools.takewhile(lambda each: not each.startswith("-"), args[at + 1 :])
     return found
+
+
+def _refuse_values_of_switches(args: list[str], settings: dict[str, Any]) -> None:
+    """Says of `--agent.double false` what to write instead, not that `false` is no option."""
+    switches = {f"--{name.replace('_', '-')}" for name, value in settings.items() if isinstance(value, bool)}
+    for word, following in itertools.pairwise([*args, ""]):
+        name, _, value = word.partition("=")
+        if name in switches and (value or following).lower() in ("true", "false"):
+            group, dot, own = name.removeprefix("--").rpartition(".")
+            raise UserError(f"{name} takes no value: write {name}, or --{group}{dot}no-{own} to switch it off.")
 
 
 WHOLE_NUMBERS = ConstructorRegistry()
