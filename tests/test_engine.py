@@ -159,6 +159,15 @@ def test_settings_by_device(
         EngineSettings.resolve(EngineConfig(precision="tf32"), torch.device("cpu"), SAC_SETTINGS)
 
 
+def test_kernels_that_were_asked_for_are_not_left_out_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, asked = torch.device("cuda"), EngineConfig(precision="float32", kernels="on")
+    monkeypatch.setattr(kernels, "available", lambda: False)  # as on a GPU without bfloat16
+    with pytest.raises(UserError, match=r"The kernels need .* leave --engine.kernels at auto"):
+        EngineSettings.resolve(asked, gpu, SAC_SETTINGS)
+    monkeypatch.setattr(kernels, "available", lambda: True)
+    assert EngineSettings.resolve(asked, gpu, SAC_SETTINGS).kernels
+
+
 GPU_ENGINES = {
     "graphs": (dataclasses.replace(PLAIN, cuda_graphs="on"), 1e-4),
     "compiled": (dataclasses.replace(PLAIN, compile="on"), 1e-4),

@@ -19,7 +19,7 @@ import drq
 import runs
 from drq import cli
 from drq.engine import KernelError, Learner, Snapshot, in_words
-from drq.errors import UserError
+from drq.errors import DeviceLost, UserError
 from drq.launch import mps, pools
 from drq.launch.launcher import SuiteRunArguments, run_suite
 from drq.training import components
@@ -130,6 +130,15 @@ def test_memory_that_is_missing_from_the_start(
     assert said.startswith("drq: There is no memory left (CUDA out of memory. Tried to allocate 2.00 GiB); the replay")
     assert "There is no checkpoint yet" in said
     assert not (tmp_path / "run").exists()
+
+
+def test_a_gpu_that_pytorch_is_not_built_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trying again would not help, and the GPU is in order."""
+    text = "CUDA error: no kernel image is available for execution on the device\nSearch for"
+    monkeypatch.setattr(Learner, "update", failing_at(0, torch.AcceleratorError(text)))
+    with pytest.raises(UserError, match=r"is not built for this GPU .* --device cpu") as raised:
+        drq.train(small(tmp_path / "run"), quiet=True)
+    assert not isinstance(raised.value, DeviceLost)
 
 
 def test_other_commands_say_it_too(

@@ -12,6 +12,9 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED", "size cal
 """In the texts of CUDA, of PyTorch's allocator on the host, of cuBLAS and cuDNN, and of what no machine has."""
 FAILED = ("CUDA error", "CUDA driver error", "cuDNN error", "CUBLAS_STATUS", "CUDNN_STATUS", "NVML")
 
+NO_CODE = "no kernel image is available"
+"""What CUDA says of a GPU that PyTorch was not built for."""
+
 
 def lacks_memory(error: BaseException) -> bool:
     """Whether the GPU, or the host, has no memory left."""
@@ -29,11 +32,18 @@ def gpu_failed(error: BaseException) -> bool:
     )
 
 
+def lacks_code(error: BaseException) -> bool:
+    """Whether this build of PyTorch is for other GPUs: older ones, or newer."""
+    return isinstance(error, RuntimeError) and NO_CODE in str(error)
+
+
 def in_words(error: BaseException) -> str | None:
     """What has happened to the device, up to what can be done about it; None for any other error."""
     reason = str(error).partition("\n")[0].partition(". GPU")[0].rstrip(".") or type(error).__name__
     if lacks_memory(error):
         return f"There is no memory left ({reason}{_memory_of_gpu()})"
+    if lacks_code(error):
+        return f"This PyTorch is not built for this GPU ({reason})"
     return f"The GPU failed ({reason})" if gpu_failed(error) else None
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from drq.config import AgentConfig, DQNConfig, EngineConfig
+from drq.engine import kernels
 from drq.errors import UserError
 
 WORTH_COMPILING = 100_000
@@ -77,8 +78,11 @@ class EngineSettings:
             raise UserError("tf32 is a GPU's arithmetic: choose --engine.precision float32 or bf16 on the CPU.")
         if config.cuda_graphs == "on" and not on_gpu:
             raise UserError("CUDA graphs need a GPU: leave --engine.cuda-graphs at auto on the CPU.")
-        if config.kernels == "on" and not on_gpu:
-            raise UserError("The kernels need a GPU: leave --engine.kernels at auto on the CPU.")
+        if config.kernels == "on" and not (on_gpu and kernels.available()):
+            raise UserError(
+                "The kernels need a GPU with bfloat16 (NVIDIA's from compute capability 8.0 on) and NVRTC, which comes "
+                "with PyTorch for CUDA: leave --engine.kernels at auto."
+            )
 
         def on(choice: Literal["auto", "on", "off"]) -> bool:
             return on_gpu if choice == "auto" else choice == "on"

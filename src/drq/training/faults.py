@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from drq.engine import in_words, lacks_memory
+from drq.engine import in_words, lacks_code, lacks_memory
 from drq.errors import DeviceLost, UserError
 from drq.training.folder import write_atomically
 
@@ -22,7 +22,7 @@ def diverged(what: str, where: str, left: str) -> UserError:
 
 @contextmanager
 def device_faults_in_words(left: Callable[[], str], replay_bytes: Callable[[], int]) -> Iterator[None]:
-    """A GPU without memory, or lost."""
+    """A GPU without memory, or lost, or none that this PyTorch is for."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -33,6 +33,10 @@ def device_faults_in_words(left: Callable[[], str], replay_bytes: Callable[[], i
                 f"{happened}; the replay alone takes {replay_bytes() / 1e9:.2f} GB. {left()}: run the same command "
                 "again when there is room, or fewer runs at once; or, in another --dir, with a smaller "
                 "--replay.capacity, --agent.batch-size, --agent.k, --agent.m or --agent.hidden-dim."
+            ) from error
+        if lacks_code(error):
+            raise UserError(
+                f"{happened}: install a build that is (docs/install.md, drq doctor), or train with --device cpu."
             ) from error
         raise DeviceLost(
             f"{happened}, or under MPS another process on it did. {left()}: run the same command again; if it fails "

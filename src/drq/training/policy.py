@@ -144,7 +144,7 @@ def action_shape(spec: EnvSpec) -> tuple[int, ...]:
 def _engine_here(engine: EngineConfig, device: torch.device) -> EngineConfig:
     """The run's settings, less what only the machine that it was trained on can do."""
     if device.type == "cuda":
-        return engine
+        return dataclasses.replace(engine, kernels="auto")
     precision = "float32" if engine.precision == "tf32" else engine.precision
     return EngineConfig(precision=precision)
 
