@@ -191,7 +191,7 @@ def test_plans_name_what_they_leave_out() -> None:
         assert not full.left_out
         assert not quick.presets
         assert {"planet", "ablation", "planet, K = M = 1", "atari100k (DQN)"} < {w.name for w in full.presets}
-        assert ("strong (Rainbow)" in {w.name for w in full.presets}) == (device.type == "cuda")  # seconds on a CPU
+        assert "strong (Rainbow)" in {w.name for w in full.presets}
         assert set(full.growth) == {"batch", "K", "M", "replay"}
         assert full.processes[0][1] == (1, 2, 4, 8)
 

@@ -99,7 +99,7 @@ def _on_cpu(*, quick: bool, full: bool) -> Plan:
         environments=_environments(quick=quick),
         processes_effort=Effort(blocks=20, block_seconds=1.0, warmup_updates=2),
     )
-    slow = "an update of the paper's batch takes seconds on a CPU: drq speed --full."
+    slow = "an update of planet or strong takes seconds on a CPU: drq speed --full."
     if quick:
         return dataclasses.replace(plan, left_out={"presets, growth, several agents at once": slow})
     cpu = Work("cpu (48 x 48)", preset("cpu", CONTROL))
@@ -108,11 +108,11 @@ def _on_cpu(*, quick: bool, full: bool) -> Plan:
         return dataclasses.replace(
             plan,
             presets=(_with(cpu, cpu.name, SMALL_REPLAY), ablation, one_view, atari),
-            left_out={"planet, growth, several agents at once": slow},
+            left_out={"planet, strong, growth, several agents at once": slow},
         )
     return dataclasses.replace(
         plan,
-        presets=(planet, *_other_presets(planet), atari),
+        presets=(planet, *_other_presets(planet), atari, Work("strong (Rainbow)", preset("strong", ATARI))),
         growth=_growth(ablation),
         processes=((Work("cpu", cpu.config), (1, 2, 4, 8)),),
     )
