@@ -285,6 +285,15 @@ def test_where_a_kernel_does_not_compile_pytorchs_are_used(
     assert capsys.readouterr().err.splitlines() == [said]
 
 
+def test_a_backend_that_another_agent_was_made_with() -> None:
+    """What was chosen for that one may not suit this one."""
+    learner = make_learner(CONTROL, SAC_SETTINGS, PLAIN, "cpu")
+    learner.backend.fused = learner.backend.kernels = True
+    learner.backend.prepare(learner.agent, learner.replay)
+    assert not learner.backend.fused
+    assert not learner.backend.kernels
+
+
 class Weighted:
     """Chooses by the plain arithmetic among all transitions, weighs them, and keeps what it hears."""
 

@@ -78,8 +78,9 @@ class FastBackend(Backend):
     def prepare(self, agent: Agent, replay: Replay) -> None:
         """Chooses among kernels for an agent and its replay, and lays out the weights accordingly.
 
-        Kernels are compiled here, side by side: where that fails, PyTorch's do it, and a line says so.
+        Kernels are compiled here: where that fails, PyTorch's do it, and a line says so.
         """
+        self.kernels = self.fused = False  # another agent may have been prepared for before
         if self.settings.kernels and kernels.available():
             try:
                 self._compile_kernels(agent, replay)

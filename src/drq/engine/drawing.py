@@ -37,7 +37,9 @@ class DrawnStack:
         on_gpu = device.type == "cuda"
         self._side = torch.cuda.Stream(device) if on_gpu else None
         self._left = torch.cuda.Event() if on_gpu else None
-        """When all that read the last observation but one is over."""
+        """When all that read the last observation but one is over; at first, when the stacks are zero."""
+        if self._left is not None:
+            self._left.record()
 
     def reset(self, scene: Frame) -> None:
         with self._beside():

@@ -36,7 +36,8 @@ class HostActor:
         return self.begin(observations, noise)()
 
     def begin(self, observations: NDArray[Any] | Tensor, noise: Tensor) -> Callable[[], NDArray[Any]]:
-        """Begins to act; calling the result waits for the actions, and on a GPU for nothing launched after them."""
+        """Begins to act; calling the result waits for the actions, and with CUDA graphs for nothing launched after
+        them."""
         if self.engine.cuda_graphs:
             count = len(observations)
             if count not in self._graphs:

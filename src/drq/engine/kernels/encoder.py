@@ -38,7 +38,7 @@ def supported(frames: Tensor, weights: Sequence[Tensor]) -> bool:
     if any(w.shape != (layers.CHANNELS, c, 3, 3) for w, c in zip(weights, inputs, strict=True)):
         return False
     # Two pixels a layer are lost after the halving, and something must be left.
-    if (shorter - 3) // 2 + 1 <= 2 * (len(weights) - 1):
+    if layers.out_size(shorter) <= 2 * (len(weights) - 1):
         return False
     needed = layers.shared_bytes_needed(channels, height, width, len(weights))
     return needed <= runtime.shared_bytes_per_block()
@@ -70,7 +70,7 @@ def _forward(
 
 
 def _fake_activations(frames: Tensor, slots: Tensor, count: int, networks: int) -> list[Tensor]:
-    height, width = ((size - 3) // 2 + 1 for size in frames.shape[2:])
+    height, width = map(layers.out_size, frames.shape[2:])
     return [
         frames.new_empty(
             (networks, slots.shape[0], height - 2 * i, width - 2 * i, layers.CHANNELS), dtype=torch.bfloat16

@@ -63,7 +63,7 @@ def _sums(inputs: int) -> int:
     return _TAPS * CHANNELS * inputs + CHANNELS
 
 
-def _out_size(size: int) -> int:
+def out_size(size: int) -> int:
     """Height or width after the first layer."""
     return (size - 3) // 2 + 1
 
@@ -98,7 +98,7 @@ def _conv_weight_bytes(width: int, tiling: Tiling) -> int:
 
 def _rows(height: int, width: int, tiling: Tiling) -> int:
     """Output rows of a strip; `height`, `width` of a frame, as below."""
-    return min(tiling.rows or max(1, _STRIP_PIXELS // _out_size(width)), _out_size(height))
+    return min(tiling.rows or max(1, _STRIP_PIXELS // out_size(width)), out_size(height))
 
 
 def _ahead(width: int, tiling: Tiling) -> bool:
@@ -118,7 +118,7 @@ def _first_bytes(channels: int, height: int, width: int, tiling: Tiling, network
 
 
 def _first_weight_bytes(channels: int, height: int, width: int, tiling: Tiling) -> int:
-    pixels = _ceil(_rows(height, width, tiling) * _out_size(width), 16) * 16
+    pixels = _ceil(_rows(height, width, tiling) * out_size(width), 16) * 16
     gradients = (1 + _ahead(width, tiling)) * pixels * _PIXEL_BYTES
     return max(gradients + _view_bytes(channels, height, width, tiling), _sums(MAX_INPUT_CHANNELS) * 4)
 
@@ -132,7 +132,7 @@ def shared_bytes_needed(channels: int, height: int, width: int, depth: int) -> i
         _first_weight_bytes(*stack, FIRST_WEIGHT),
     ]
     for layer in range(depth - 1):  # a tile of a smaller image reaches over more rows, whose ends it holds too
-        size = _out_size(height) - 2 * layer, _out_size(width) - 2 * layer
+        size = out_size(height) - 2 * layer, out_size(width) - 2 * layer
         needed += [
             _conv_bytes(*size, FORWARD, True),
             _conv_bytes(*size, INPUT_GRADIENT, False),
@@ -237,7 +237,7 @@ def _first_kernel(
     }
     parts = ("primitives.cuh", "common.cuh", "views.cuh", *parts)
     kernel = runtime.kernel(name, parts, defines, tiling.warps * 32, shared)
-    return kernel, min(kernel.resident_blocks, len(slots) * _ceil(_out_size(height), rows))
+    return kernel, min(kernel.resident_blocks, len(slots) * _ceil(out_size(height), rows))
 
 
 def first_forward(
@@ -255,7 +255,7 @@ def first_forward(
     shared = _first_bytes(weights[0].shape[1], height, width, tiling, networks)
     more = {"NETS": networks, "MT": tiling.tiles}
     kernel, blocks = _first_kernel("first", ("first.cu",), frames, slots, tiling, shared, **more)
-    shape = networks, images, _out_size(height), _out_size(width), CHANNELS
+    shape = networks, images, out_size(height), out_size(width), CHANNELS
     out = torch.empty(shape, device=frames.device, dtype=torch.bfloat16)
     kernel.launch((blocks, 1), frames, slots, shifts, out, weights[0], biases[0], weights[-1], biases[-1], images)
     return out

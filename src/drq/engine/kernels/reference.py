@@ -1,4 +1,4 @@
-"""What the kernels compute, in plain PyTorch: the fallback where they do not apply, and their oracle in the tests."""
+"""What the encoder's kernels compute, in plain PyTorch: their oracle in tests and benchmarks."""
 
 from __future__ import annotations
 

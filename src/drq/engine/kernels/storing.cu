@@ -1,5 +1,6 @@
 // What is new in the replay, from page-locked memory of the host into the rings: a frame, the window and, where `slot`
-// is not negative, a transition. The frame may be on the device already, or even in its slot. A thread moves one piece, so that the way over the bus is waited for once.
+// is not negative, a transition. The frame may be on the device already, or even in its slot. A thread moves one piece,
+// so that the way over the bus is waited for once.
 
 typedef long long i64;
 
