@@ -109,14 +109,16 @@ static u32 shared_base() { return 0; }
 static Vec4 load_shared(u32 address) { return *(Vec4*)at(address, 16); }
 static void store_shared(u32 address, const Vec4& value) { memcpy(at(address, 16), &value, 16); }
 static void store_shared_u16(u32 address, u16 value) { memcpy(at(address, 2), &value, 2); }
+static u32 load_shared_word(u32 address) { return *(u32*)at(address, 4); }
+static void store_shared_word(u32 address, u32 value) { memcpy(at(address, 4), &value, 4); }
 static u32 load_shared_u8(u32 address) { return *at(address, 1); }
 static float load_shared_float(u32 address) { return *(float*)at(address, 4); }
 static void store_shared_float(u32 address, float value) { memcpy(at(address, 4), &value, 4); }
 
 static void copy_async(u32 to, const void* from, bool valid) { fibers[current].open.push_back({to, from, 16, valid}); }
-static void copy_async_word(u32 to, const void* from) {
+static void copy_async_word(u32 to, const void* from, bool valid = true) {
     if ((uintptr_t)from % 4) fail("bad global address");
-    fibers[current].open.push_back({to, from, 4, true});
+    fibers[current].open.push_back({to, from, 4, valid});
 }
 static void copy_commit() {
     fibers[current].groups.push_back(std::move(fibers[current].open));

@@ -140,6 +140,12 @@ class FastBackend(Backend):
             kernels.bias_kernels("bias_relu", channels, self.factors or torch.float32)
         for channels in {module.out_channels for module in convolutions if module.pool}:
             kernels.bias_kernels("bias_pool", channels, self.factors or torch.float32)
+        for encoder in encoders:
+            first = encoder.layers[0]
+            assert isinstance(first, Convolution)
+            weight, (height, width) = first.weight.to(self.factors or torch.float32), replay.spec.frame_shape[1:]
+            if first.pool and kernels.conv_pool_suits(weight, height, width):
+                kernels.conv_pool_kernel(weight, height, width)
         for _, begun in self._augmentations if replay.spec.pixels else ():
             if begun is not None:
                 kernels.stacked_kernel(
@@ -165,6 +171,8 @@ class FastBackend(Backend):
         factors = self.factors or weight.dtype
         x, weight = x.to(factors), weight.to(factors)
         if (relu or pool) and self.kernels and x.device.type == self.device.type:
+            if pool and stride == padding == 1 and kernels.conv_pool_suits(weight, *x.shape[2:]):
+                return kernels.conv_pool(x, weight, bias)
             # One launch for the bias and what follows it, one for their gradients.
             return (kernels.bias_pool if pool else kernels.bias_relu)(F.conv2d(x, weight, None, stride, padding), bias)
         return super().convolution(x, weight, bias.to(factors), stride=stride, padding=padding, relu=relu, pool=pool)

@@ -11,6 +11,7 @@ by the NVRTC inside PyTorch; `reference` is the same in plain PyTorch. `benchmar
 
 from .activation import bias_kernels, bias_pool, bias_relu
 from .adam import Adam, adam_kernels
+from .conv_pool import conv_pool, conv_pool_kernel, conv_pool_suits
 from .encoder import encode_views, encode_views_two, prepare, supported
 from .gathering import stacked_kernel, stacked_views, transitions, transitions_kernel
 from .runtime import KernelError, available
@@ -25,6 +26,9 @@ __all__ = [
     "bias_kernels",
     "bias_pool",
     "bias_relu",
+    "conv_pool",
+    "conv_pool_kernel",
+    "conv_pool_suits",
     "encode_views",
     "encode_views_two",
     "prepare",

@@ -31,6 +31,16 @@ __device__ __forceinline__ void store_shared_u16(u32 address, u16 value) {
     asm volatile("st.shared.b16 [%0], %1;" :: "r"(address), "h"(value) : "memory");
 }
 
+__device__ __forceinline__ u32 load_shared_word(u32 address) {
+    u32 r;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(r) : "r"(address));
+    return r;
+}
+
+__device__ __forceinline__ void store_shared_word(u32 address, u32 value) {
+    asm volatile("st.shared.b32 [%0], %1;" :: "r"(address), "r"(value) : "memory");
+}
+
 __device__ __forceinline__ u32 load_shared_u8(u32 address) {
     u32 r;
     asm volatile("ld.shared.u8 %0, [%1];" : "=r"(r) : "r"(address));
@@ -54,8 +64,9 @@ __device__ __forceinline__ void copy_async(u32 destination, const void* source, 
 }
 
 // The same with 4 bytes.
-__device__ __forceinline__ void copy_async_word(u32 destination, const void* source) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(destination), "l"(source) : "memory");
+__device__ __forceinline__ void copy_async_word(u32 destination, const void* source, bool valid = true) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                 :: "r"(destination), "l"(source), "r"(valid ? 4 : 0) : "memory");
 }
 
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

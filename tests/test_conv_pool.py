@@ -1,0 +1,108 @@
+"""Convolution, bias and max-pool in one launch against plain PyTorch: on a GPU, and emulated on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from drq.backend import same_pool
+from drq.engine.kernels.conv_pool import _conv_pool, conv_pool, conv_pool_suits
+
+
+def inputs(device: str, shape: tuple[int, ...], outputs: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of few values, so that sums are exact and many windows have several greatest; and a gradient of the output."""
+    torch.manual_seed(0)
+    out = shape[0], outputs, (shape[2] + 1) // 2, (shape[3] + 1) // 2
+    of_type = {"device": device, "dtype": torch.bfloat16, "memory_format": torch.channels_last}
+    x, weight, gradient = (
+        tensor.to(**of_type)  # type: ignore[call-overload]
+        for tensor in (torch.randint(-2, 3, shape), torch.randint(-1, 2, (outputs, shape[1], 3, 3)), torch.randn(out))
+    )
+    bias = torch.randint(-2, 3, (outputs,), device=device).float() / 2
+    return x.requires_grad_(), weight.requires_grad_(), bias.requires_grad_(), gradient
+
+
+def assert_same(x: Tensor, weight: Tensor, bias: Tensor, gradient: Tensor) -> None:
+    exact = [tensor.detach().double().contiguous().requires_grad_() for tensor in (x, weight, bias)]
+    # By a matrix product: a library's convolution need not be exact, and which of equals is the first would show it.
+    products = exact[1].flatten(1) @ F.unfold(exact[0], 3, padding=1)
+    expected = same_pool(products.view(len(x), len(weight), *x.shape[2:]) + exact[2][:, None, None])
+    out = conv_pool(x, weight, bias)
+    assert out.dtype == torch.bfloat16
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(out.double(), expected)
+    found = torch.autograd.grad(out, (x, weight, bias), gradient)
+    for one, other in zip(found, torch.autograd.grad(expected, exact, gradient.double()), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=0.02, atol=0.02 * float(other.abs().max()))
+
+
+# Three emulated blocks run at once: the largest makes them take more than one turn.
+@pytest.mark.parametrize(
+    ("shape", "outputs"),
+    [
+        ((1, 4, 1, 1), 8),
+        ((1, 4, 5, 7), 8),
+        ((2, 2, 6, 4), 16),
+        ((2, 6, 8, 9), 24),
+        ((1, 4, 14, 12), 64),
+        ((1, 16, 4, 4), 8),
+    ],
+    ids=str,
+)
+def test_output_and_gradients(kernel_device: str, shape: tuple[int, ...], outputs: int) -> None:
+    assert_same(*inputs(kernel_device, shape, outputs))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("images", [1, 32])
+def test_batches_of_a_real_size(images: int) -> None:
+    assert_same(*inputs("cuda", (images, 4, 84, 84), 64))
+
+
+def test_rounded_as_when_both_are_written_out(kernel_device: str) -> None:
+    torch.manual_seed(0)
+    x = torch.rand(1, 4, 6, 6, device=kernel_device).bfloat16()
+    weight, bias = torch.randn(16, 4, 3, 3, device=kernel_device).bfloat16(), torch.randn(16, device=kernel_device)
+    convolved = F.conv2d(x.double(), weight.double(), padding=1).bfloat16()
+    expected = same_pool((convolved.float() + bias[:, None, None]).bfloat16())
+    # A sum that is rounded otherwise once in a while: the last digit.
+    torch.testing.assert_close(conv_pool(x, weight, bias), expected, rtol=2**-7, atol=2**-7)
+
+
+def test_nans_and_infinities_stay_visible(kernel_device: str) -> None:
+    x, weight, bias, _ = (tensor.detach() for tensor in inputs(kernel_device, (1, 4, 8, 8), 8))
+    bias[5] = -torch.inf
+    x[0, 0, 7, 7] = torch.nan
+    out = conv_pool(x, weight, bias)
+    # What is convolved with it is the last 2 x 2 pixels, which four windows look at.
+    assert out[0, 0].isnan().nonzero().tolist() == [[2, 2], [2, 3], [3, 2], [3, 3]]
+    assert bool((out[0, 5, :2] == -torch.inf).all())
+
+
+def test_inside_compiled_code_and_by_the_rules_of_pytorch(kernel_device: str) -> None:
+    x, weight, bias, gradient = inputs(kernel_device, (2, 4, 5, 6), 8)
+
+    def results(f: object) -> tuple[Tensor, ...]:
+        out = f(x * 2, weight, bias)  # type: ignore[operator]
+        return out, *torch.autograd.grad(out, (x, weight, bias), gradient)
+
+    compiled = torch.compile(conv_pool, backend="aot_eager", fullgraph=True)
+    for found, expected in zip(results(compiled), results(conv_pool), strict=True):
+        assert torch.equal(found, expected)
+        assert found.stride() == expected.stride()
+    torch.library.opcheck(_conv_pool, (x, weight, bias))
+
+
+def test_what_it_does_not_suit_is_refused() -> None:
+    x, weight, bias, _ = inputs("cpu", (1, 4, 4, 4), 8)
+    for wrong in (x.float(), x[:, :3]):
+        with pytest.raises(ValueError, match="conv_pool does not suit"):
+            conv_pool(wrong, weight, bias)
+    suited = torch.zeros(64, 4, 3, 3, dtype=torch.bfloat16)
+    assert conv_pool_suits(suited, 84, 84)
+    assert not conv_pool_suits(suited, 84, 500)
+    assert not conv_pool_suits(suited.float(), 84, 84)
+    for shape in ((64, 3, 3, 3), (64, 12, 3, 3), (64, 64, 3, 3), (128, 4, 3, 3), (64, 4, 5, 5)):
+        assert not conv_pool_suits(suited.new_zeros(shape), 84, 84)
