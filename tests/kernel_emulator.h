@@ -190,6 +190,10 @@ static u16 rounded(float value) {
 }
 static u32 pack_bf16(float low, float high) { return rounded(low) | (u32)rounded(high) << 16; }
 static float from_bf16(u16 bits) { return half_of(bits, 0); }
+static u32 relu_bf16(u32 pair) {
+    const float low = half_of(pair, 0), high = half_of(pair, 1);
+    return pack_bf16(low <= 0.0f ? 0.0f : low, high <= 0.0f ? 0.0f : high);
+}
 static u32 pack_bytes(u32 low, u32 high) { return pack_bf16((float)low, (float)high); }
 
 static int bits_of(float x) {

@@ -121,14 +121,17 @@ class Backend:
         *,
         stride: int = 1,
         padding: int = 0,
+        relu_first: bool = False,
         relu: bool = False,
         pool: bool = False,
+        plus: Tensor | None = None,
     ) -> Tensor:
-        """A convolution, with the ReLU or the `same_pool` after it if there is one. The engine may use fewer digits."""
-        convolved = F.conv2d(x.to(weight.dtype), weight, bias, stride, padding)
-        if pool:
-            return same_pool(convolved)
-        return F.relu(convolved) if relu else convolved
+        """A convolution, with the ReLU before it, the ReLU or the `same_pool` after it, and the sum with `plus` if
+        there is one. The engine may use fewer digits."""
+        result = F.conv2d((F.relu(x) if relu_first else x).to(weight.dtype), weight, bias, stride, padding)
+        if relu or pool:
+            result = same_pool(result) if pool else F.relu(result)
+        return result if plus is None else plus + result
 
     def wide_linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """The linear layer after the convolutions, whose input is long. The engine may use fewer digits; the result has

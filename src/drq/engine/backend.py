@@ -6,6 +6,7 @@ precision, views are written in one launch and PyTorch convolves them.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -83,10 +84,10 @@ class FastBackend(Backend):
         self.kernels = self.fused = False  # another agent may have been prepared for before
         if self.settings.kernels and kernels.available():
             try:
-                self._compile_kernels(agent, replay)
                 self.kernels = True
+                self._compile_kernels(agent, replay)
             except kernels.KernelError as error:
-                self.fused = False
+                self.kernels = self.fused = False
                 reason = str(error).splitlines()[0].rstrip(":.")
                 print(f"Going on with PyTorch's kernels: {reason}.", file=sys.stderr)
         if not self.fused:
@@ -140,12 +141,10 @@ class FastBackend(Backend):
             kernels.bias_kernels("bias_relu", channels, self.factors or torch.float32)
         for channels in {module.out_channels for module in convolutions if module.pool}:
             kernels.bias_kernels("bias_pool", channels, self.factors or torch.float32)
-        for encoder in encoders:
-            first = encoder.layers[0]
-            assert isinstance(first, Convolution)
-            weight, (height, width) = first.weight.to(self.factors or torch.float32), replay.spec.frame_shape[1:]
-            if first.pool and kernels.conv_pool_suits(weight, height, width):
-                kernels.conv_pool_kernel(weight, height, width)
+        for encoder in encoders if self.factors else ():  # what convolves and does more, for every size in it
+            image = torch.zeros(1, *replay.spec.observation_shape, dtype=torch.uint8, device=self.device)
+            with torch.no_grad():
+                kernels.compile_together(functools.partial(encoder, image))
         for _, begun in self._augmentations if replay.spec.pixels else ():
             if begun is not None:
                 kernels.stacked_kernel(
@@ -165,17 +164,31 @@ class FastBackend(Backend):
         *,
         stride: int = 1,
         padding: int = 0,
+        relu_first: bool = False,
         relu: bool = False,
         pool: bool = False,
+        plus: Tensor | None = None,
     ) -> Tensor:
         factors = self.factors or weight.dtype
         x, weight = x.to(factors), weight.to(factors)
-        if (relu or pool) and self.kernels and x.device.type == self.device.type:
-            if pool and stride == padding == 1 and kernels.conv_pool_suits(weight, *x.shape[2:]):
-                return kernels.conv_pool(x, weight, bias)
+        ours = self.kernels and x.device.type == self.device.type
+        same = ours and stride == padding == 1
+        without_gradient = same and not torch.is_grad_enabled() and kernels.conv_same_suits(weight, *x.shape[2:])
+        if without_gradient and not pool:
+            return kernels.conv_same(x, weight, bias, plus, relu_first=relu_first, relu=relu)
+        if relu_first:
+            x = F.relu(x)
+        if same and pool and kernels.conv_pool_suits(weight, *x.shape[2:]):
+            result = kernels.conv_pool(x, weight, bias)
+        elif ours and (relu or pool):
             # One launch for the bias and what follows it, one for their gradients.
-            return (kernels.bias_pool if pool else kernels.bias_relu)(F.conv2d(x, weight, None, stride, padding), bias)
-        return super().convolution(x, weight, bias.to(factors), stride=stride, padding=padding, relu=relu, pool=pool)
+            after = kernels.bias_pool if pool else kernels.bias_relu
+            convolved = kernels.conv_same(x, weight) if without_gradient else F.conv2d(x, weight, None, stride, padding)
+            result = after(convolved, bias)
+        else:
+            bias = bias.to(factors)
+            result = super().convolution(x, weight, bias, stride=stride, padding=padding, relu=relu, pool=pool)
+        return result if plus is None else plus + result
 
     def wide_linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         factors, outputs = self.factors or weight.dtype, len(weight)

@@ -60,14 +60,26 @@ class Convolution(nn.Conv2d):
     rounded: Tensor | None
     """A copy of the weight in fewer digits, where the backend keeps one up to date to multiply with."""
 
-    def forward(self, x: Tensor, divisor: float | None = None) -> Tensor:
-        """With a divisor, what x / divisor would give."""
+    def forward(
+        self, x: Tensor, divisor: float | None = None, *, relu_first: bool = False, plus: Tensor | None = None
+    ) -> Tensor:
+        """With a divisor, what x / divisor would give; with `relu_first`, what relu(x) would. `plus` is added at the
+        end."""
         weight = self.weight if self.rounded is None else self.rounded
         if divisor is not None:
             weight = weight / divisor
         assert self.bias is not None
-        shape = {"stride": self.stride[0], "padding": int(self.padding[0])}
-        return self.backend.convolution(x, weight, self.bias, **shape, relu=self.relu, pool=self.pool)
+        return self.backend.convolution(
+            x,
+            weight,
+            self.bias,
+            stride=self.stride[0],
+            padding=int(self.padding[0]),
+            relu_first=relu_first,
+            relu=self.relu,
+            pool=self.pool,
+            plus=plus,
+        )
 
 
 def _convolutions(backend: Backend, channels: int, width: int, layers: list[tuple[int, int, int]]) -> nn.Sequential:
@@ -84,12 +96,14 @@ class _Residual(nn.Module):
     def __init__(self, backend: Backend, channels: int, *, fused: bool) -> None:
         """With `fused`, the ReLU in the middle is part of the convolution before it: it is rounded once, not twice."""
         super().__init__()
-        first = Convolution(backend, channels, channels, 3, padding=1, relu=fused)
-        between = nn.Identity() if fused else nn.ReLU()
-        self.body = nn.Sequential(nn.ReLU(), first, between, Convolution(backend, channels, channels, 3, padding=1))
+        self.fused = fused
+        first, second = (Convolution(backend, channels, channels, 3, padding=1, relu=r) for r in (fused, False))
+        # Weights have the names that they would have if ReLUs were layers of their own.
+        self.body = nn.ModuleDict({"1": first, "3": second})
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.body(x)  # type: ignore[no-any-return]
+        first, second = self.body.values()
+        return second(first(x, relu_first=True), relu_first=not self.fused, plus=x)  # type: ignore[no-any-return]
 
 
 def _impala(backend: Backend, channels: int, width: int, *, same: bool = False) -> nn.Sequential:

@@ -1,6 +1,6 @@
 """Convolutions of the paper's encoder as CUDA kernels, close to the memory's speed; and small things that PyTorch
 takes many launches for, in one or two each: storing a transition, gathering a batch, bias and ReLU or
-max-pool, Adam.
+max-pool, a residual block without gradient, Adam.
 
 What limits a convolution of 32 channels is moving bytes: a library re-reads every pixel nine times through the
 second-level cache, and adds bias and ReLU in further passes. These kernels hold a tile and its margin in shared memory,
@@ -11,10 +11,11 @@ by the NVRTC inside PyTorch; `reference` is the same in plain PyTorch. `benchmar
 
 from .activation import bias_kernels, bias_pool, bias_relu
 from .adam import Adam, adam_kernels
-from .conv_pool import conv_pool, conv_pool_kernel, conv_pool_suits
+from .conv_pool import conv_pool, conv_pool_suits
+from .conv_same import conv_same, conv_same_suits
 from .encoder import encode_views, encode_views_two, prepare, supported
 from .gathering import stacked_kernel, stacked_views, transitions, transitions_kernel
-from .runtime import KernelError, available
+from .runtime import KernelError, available, compile_together
 from .storing import Store, store_kernel
 
 __all__ = [
@@ -26,9 +27,11 @@ __all__ = [
     "bias_kernels",
     "bias_pool",
     "bias_relu",
+    "compile_together",
     "conv_pool",
-    "conv_pool_kernel",
     "conv_pool_suits",
+    "conv_same",
+    "conv_same_suits",
     "encode_views",
     "encode_views_two",
     "prepare",

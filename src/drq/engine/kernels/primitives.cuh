@@ -106,6 +106,13 @@ __device__ __forceinline__ u32 pack_bf16(float low, float high) {
     return r;
 }
 
+// Two bfloat16, each zero where it is below; a NaN stays one.
+__device__ __forceinline__ u32 relu_bf16(u32 pair) {
+    u32 r;
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(pair), "r"(0));
+    return r;
+}
+
 __device__ __forceinline__ float from_bf16(u16 bits) { return __uint_as_float((u32)bits << 16); }
 
 // Two bytes as bfloat16 (exact), the first in the low half. 2^23 + byte is the float with bits 0x4B0000xx.

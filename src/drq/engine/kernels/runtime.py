@@ -266,6 +266,8 @@ def compile_together(calls: Callable[[], None]) -> None:
             wanted = _wanted
         finally:
             _wanted = None
+        if not wanted:
+            return
         architecture = _architecture()
         texts = [text for text in wanted if (text, architecture) not in _codes]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
