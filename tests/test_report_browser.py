@@ -263,6 +263,22 @@ def test_atari_aggregates_and_grids(browser: Browser, tmp_path: Path) -> None:
     assert texts(browser, "#atari figcaption p")[-1] == "that Eff. DQN (no augmentation) beats …"
 
 
+def test_systems_of_different_games_share_no_aggregate(browser: Browser, tmp_path: Path) -> None:
+    for game in ("alien", "pong", "boxing"):
+        fake_run(tmp_path / "runs", f"atari/{game}", every=50_000, level=20)
+    fake_run(tmp_path / "runs", "atari/pong", preset="strong", every=50_000)
+    show(browser, tmp_path / "r.html", tmp_path)
+    titles = [f"Atari 100k at 100k agent steps, human-normalised, over {games}" for games in ("3 games", "1 game")]
+    assert texts(browser, "#atari .body > h3") == titles
+    assert ["Rainbow+DrQ" in text for text in texts(browser, "#atari table")] == [False, True]
+    charts = texts(browser, "#atari figure")
+    assert len(charts) == 5
+    assert not any("Rainbow+DrQ" in text for text in charts)
+    assert all("over 3 games" in text for text in charts[:4])
+    click(browser, "#controls .systems .chip:nth-child(2) input")  # Rainbow+DrQ off
+    assert texts(browser, "#atari .body > h3") == titles[:1]
+
+
 def test_a_search_is_a_chart_a_table_and_the_best_settings(browser: Browser, tmp_path: Path) -> None:
     evil = "</script><img src=x onerror=window.hacked=1>"
     space = {"agent.learning_rate": [1e-4, 1e-2], "agent.augmentation": ["shift", evil]}

@@ -205,6 +205,51 @@ def test_atari_aggregates(tmp_path: Path) -> None:
     assert beaten.probability.low is not None  # published means are taken as exact
 
 
+def test_aggregates_are_over_the_same_games(tmp_path: Path) -> None:
+    """Each set of games that a system has makes a table, of it and of all that have these games too."""
+    played = {
+        "DrQ": ("alien", "boxing", "pong"),
+        "Plain": ("boxing", "pong"),
+        "Other": ("pong", "boxing"),
+        "New": ("alien",),
+    }
+    for label, games in played.items():
+        for game in games:
+            fake_run(tmp_path, f"atari/{game}", every=50_000, level=20, label=label)
+    fake_run(tmp_path, "atari/tennis", every=50_000, label="DrQ")  # no human's score is known
+    (table,) = tables.score_tables(runs_of(tmp_path))
+    three, two, one = tables.same_games(table)
+    assert [part.table.columns[: part.table.ours] for part in (three, two, one)] == [
+        ("DrQ",), ("DrQ", "Other", "Plain"), ("DrQ", "New"),
+    ]  # fmt: skip
+    assert (two.of, two.lacking) == (["Other", "Plain"], ["New"])
+    assert two.title == "Atari 100k at 100k agent steps, human-normalised, over 2 games"
+    assert two.in_words() == ["The games of Other; Plain: Boxing, Pong.", "Not here, for want of games: New."]
+    for part in (three, two, one):
+        rows, improvements = tables.aggregates(part.table)
+        assert {row.games for row in rows} == {len(part.table.tasks)}
+        assert {"DrQ(eps) (100 runs)", "SimPLe"} <= {one.other for one in improvements}
+    rows, _ = tables.aggregates(two.table)
+    paper = [table.benchmark.table[f"atari/{game}", 100_000] for game in ("boxing", "pong")]
+    simple = [(of["SimPLe"].mean - of["Random"].mean) / (of["Human"].mean - of["Random"].mean) for of in paper]
+    assert {row.system: row.metrics["Mean"].value for row in rows}["SimPLe"] == pytest.approx(np.mean(simple))
+
+
+def test_mean_differences_are_over_all_tasks_of_the_chosen_system(tmp_path: Path) -> None:
+    for task in ("dmc/walker-walk", "dmc/cheetah-run", "dmc/reacher-easy"):
+        fake_run(tmp_path / "a", task)
+        if task != "dmc/reacher-easy":
+            fake_run(tmp_path / "b", task, augmentation="none")
+    (table,) = tables.score_tables(runs_of(tmp_path))
+    plain, slac, curl = (table.columns.index(name) for name in ("SAC (no augmentation)", "SLAC", "CURL"))
+    of_drq, of_plain = (tables.differences(table, column)[1] for column in (0, plain))
+    assert (of_drq[plain], of_drq[slac]) == (None, None)  # neither has Reacher Easy
+    assert of_drq[curl]
+    two = [cells[plain].mean - cells[0].mean for cells in table.cells if cells[plain]]
+    assert of_plain[0].value == pytest.approx(np.mean(two))
+    assert of_plain[slac]
+
+
 def test_grids_are_found_where_settings_are_crossed(tmp_path: Path) -> None:
     folders = {}
     for k in (1, 2):

@@ -29,6 +29,7 @@ from drq.report.tables import (
     mean_curve,
     order_systems,
     order_tasks,
+    same_games,
     score_tables,
     short_count,
 )
@@ -144,13 +145,13 @@ def _blocks(runs: Sequence[RunResult], missing: Sequence[Place]) -> Iterator[Blo
         lacking = [f"Missing: {one}." for one in table.missing_in_words()]
         said = ["Mean and standard deviation over seeds.", *lacking]
         yield Block(table.title, ["Task", *table.columns], rows, said)
-        if table.benchmark.key == "atari" and (found := aggregates(table)[0]):
+        for part in same_games(table) if table.benchmark.key == "atari" else []:
             rows = [
                 [one.system, str(one.games), str(one.runs or "means"), *map(_estimate, one.metrics.values())]
-                for one in found
+                for one in aggregates(part.table)[0]
             ]
-            said = ["With 95% intervals; published systems by their means alone."]
-            yield Block(f"{table.title}, human-normalised", ["System", "Games", "Runs", *METRICS], rows, said)
+            said = [*part.in_words(), "With 95% intervals; published systems by their means alone."]
+            yield Block(part.title, ["System", "Games", "Runs", *METRICS], rows, said)
     for standing in standing_tables(runs):
         header = ["Task", "Published", "Runs", "Our runs", "z"]
         yield Block(standing.title, header, _standing_rows(standing), _mean_lines(standing))

@@ -58,7 +58,12 @@ def page_data(
             "systems": [{"name": name, "ours": name in ours, "on": name in names[:SHOWN_AT_FIRST]} for name in names],
             "tables": [_table(table, names) for table in compared],
             "standings": [_standing(table, names) for table in standing_tables(runs)],
-            "atari": [_aggregates(table, names) for table in compared if table.benchmark.key == "atari"],
+            "atari": [
+                _aggregates(part, names)
+                for table in compared
+                if table.benchmark.key == "atari"
+                for part in tables.same_games(table)
+            ],
             "grids": [_grid(grid) for grid in tables.grids(runs)],
             "searches": [_search(table) for table in search_tables(runs)],
             "runs": [_run(run, names, configs, link) for run in _in_order(runs, names)],
@@ -247,17 +252,18 @@ def _standing(table: StandingTable, names: list[str]) -> Json:
     }
 
 
-def _aggregates(table: tables.ScoreTable, names: list[str]) -> Json:
-    rows, improvements = tables.aggregates(table)
-    number = {name: names.index(name) for name in table.columns[: table.ours]}
+def _aggregates(part: tables.SameGames, names: list[str]) -> Json:
+    rows, improvements = tables.aggregates(part.table)
+    number = {name: names.index(name) for name in part.table.columns[: part.table.ours]}
     return {
-        "title": table.title,
+        "title": part.title,
+        "of": [number[name] for name in part.of],
+        "games": len(part.table.tasks),
+        "notes": part.in_words(),
         "metrics": list(tables.METRICS),
         "rows": [{"name": row.system, **vars(row), "system": number.get(row.system)} for row in rows],
-        "improvements": [
-            {**vars(one), "system": number[one.system], "against": number.get(one.other)} for one in improvements
-        ],
-        "peers": read_published("atari100k_peers.csv"),
+        "improvements": [{**vars(one), "system": number[one.system]} for one in improvements],
+        "peers": read_published("atari100k_peers.csv") if part.complete else [],
     }
 
 

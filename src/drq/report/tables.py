@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -68,6 +69,34 @@ class ScoreTable:
 
 
 @dataclass(frozen=True)
+class SameGames:
+    """The part of an Atari table in which every system has every game. Over different games, aggregates would compare
+    the games."""
+
+    table: ScoreTable
+    of: list[str]
+    """The given systems that have these games and no others."""
+    lacking: list[str]
+    """The given systems that are left out, as they have not all of these games."""
+
+    @property
+    def title(self) -> str:
+        count = len(self.table.tasks)
+        return f"{self.table.title}, human-normalised, over {count} game{'s'[: count > 1]}"
+
+    @property
+    def complete(self) -> bool:
+        """Whether these are all games of the benchmark."""
+        return set(self.table.tasks) == set(self.table.benchmark.tasks)
+
+    def in_words(self) -> list[str]:
+        """Which games, and who is not here."""
+        games = f"The games of {'; '.join(self.of)}: {', '.join(map(task_title, self.table.tasks))}."
+        apart = [f"Not here, for want of games: {'; '.join(self.lacking)}."] if self.lacking else []
+        return [f"All games of {self.table.benchmark.title}." if self.complete else games, *apart]
+
+
+@dataclass(frozen=True)
 class Aggregate:
     """Human-normalised scores of one system over Atari games."""
 
@@ -80,11 +109,10 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Improvement:
-    """How probably a run of `system` beats one of `other` on a game that both played."""
+    """How probably a run of `system` beats one of `other` on the same game."""
 
     system: str
     other: str
-    games: int
     probability: Estimate
 
 
@@ -200,8 +228,9 @@ def _score_table(
 
 
 def differences(table: ScoreTable, ours: int) -> tuple[list[list[Estimate | None]], list[Estimate | None]]:
-    """Our column minus every other one: task by task, and the mean over the tasks both have. There is no such mean
-    outside the control suite, where returns of different tasks are not on one scale."""
+    """Our column minus every other one: task by task, and the mean over all tasks that ours has. There is no such mean
+    where the other lacks one of them, as it would not be over the tasks of its neighbours, nor outside the control
+    suite, where returns of different tasks are not on one scale."""
     others = [
         index
         for index in range(len(table.columns))
@@ -214,7 +243,8 @@ def differences(table: ScoreTable, ours: int) -> tuple[list[list[Estimate | None
         pairs = [(at, mine, theirs) for at, mine, theirs in shared if mine and theirs]
         for at, mine, theirs in pairs:
             by_task[at][other] = _difference([mine], [theirs])
-        if len(pairs) > 1 and all(family_of(task).highest_return for task in table.tasks):
+        every = len(pairs) == sum(row[ours] is not None for row in table.cells)
+        if every and len(pairs) > 1 and all(family_of(task).highest_return for task in table.tasks):
             overall[other] = _difference([mine for _, mine, _ in pairs], [theirs for _, _, theirs in pairs])
     return by_task, overall
 
@@ -224,6 +254,29 @@ def _difference(ours: Sequence[Cell], theirs: Sequence[Cell]) -> Estimate:
     if all(cell.runs is not None for cell in theirs):
         return statistics.difference(mine, [cell.runs for cell in theirs if cell.runs is not None])
     return statistics.difference_from_published(mine, theirs)
+
+
+def same_games(table: ScoreTable) -> list[SameGames]:
+    """The table anew for each set of games that one of the given systems has, the largest first, with every system that
+    has them all."""
+    sets: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    known = [at for at, task in enumerate(table.tasks) if split_task(task)[1] in family_of(task).scores]
+    for column, system in enumerate(table.columns[: table.ours]):
+        if rows := tuple(at for at in known if table.cells[at][column]):
+            sets[rows].append(system)
+    found = []
+    for rows, systems in sorted(sets.items(), key=lambda one: -len(one[0])):
+        kept = [column for column in range(len(table.columns)) if all(table.cells[at][column] for at in rows)]
+        part = dataclasses.replace(
+            table,
+            columns=tuple(table.columns[column] for column in kept),
+            ours=sum(column < table.ours for column in kept),
+            tasks=tuple(table.tasks[at] for at in rows),
+            cells=tuple(tuple(table.cells[at][column] for column in kept) for at in rows),
+        )
+        lacking = [name for name in table.columns[: table.ours] if name not in part.columns]
+        found.append(SameGames(part, systems, lacking))
+    return found
 
 
 def atari_scores(table: ScoreTable) -> dict[str, dict[str, Array]]:
@@ -240,7 +293,7 @@ def atari_scores(table: ScoreTable) -> dict[str, dict[str, Array]]:
 
 
 def aggregates(table: ScoreTable) -> tuple[list[Aggregate], list[Improvement]]:
-    """Every system over the games of the given runs, and our systems against all the others."""
+    """Every system over the games of the table, which all of them have, and our systems against all the others."""
     scores = atari_scores(table)
     ours = [name for name in table.columns[: table.ours] if name in scores]
     rows = [
@@ -255,15 +308,14 @@ def aggregates(table: ScoreTable) -> tuple[list[Aggregate], list[Improvement]]:
     pairs = []
     for system in ours:
         for other in scores:
-            shared = [game for game in scores[system] if game in scores[other]]
-            if other != system and shared and (other not in ours or len(ours) <= MOST_PAIRS):
-                mine, theirs = ([scores[name][game] for game in shared] for name in (system, other))
+            if other != system and (other not in ours or len(ours) <= MOST_PAIRS):
+                mine, theirs = (list(scores[name].values()) for name in (system, other))
                 improvement = statistics.probability_of_improvement
                 if other in ours:
                     chance = statistics.estimate(improvement, mine, theirs)
                 else:  # only a mean was published, which is taken as exact
                     chance = statistics.estimate(partial(improvement, theirs=theirs), mine)
-                pairs.append(Improvement(system, other, len(shared), chance))
+                pairs.append(Improvement(system, other, chance))
     return rows, pairs
 
 

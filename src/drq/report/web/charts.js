@@ -226,7 +226,7 @@ function curveChart(panel, state) {
 /* ---- points with intervals, one row a system ---- */
 
 function intervalChart(title, rows, { reference, from, to }) {
-  const [width, left, right, top, step] = [470, 186, 14, 8, 22];
+  const [width, left, right, top, step] = [490, 206, 14, 8, 22];
   const height = top + rows.length * step + 26;
   const ends = rows.flatMap(({ estimate }) => estimate.filter((value) => value !== null));
   const marksAt = ticks(from ?? Math.min(0, ...ends), to ?? Math.max(...ends), 4);

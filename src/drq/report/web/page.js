@@ -59,7 +59,8 @@ function place(section, blocks) {
 function drawTables() {
   place("scores", data.tables.map((table) => scoreTable(table, state)));
   place("standing", data.standings.map((standing) => standingBlock(standing, state)));
-  place("atari", data.atari.map((atari) => aggregateBlock(atari, state)));
+  const games = data.atari.filter((atari) => atari.of.some((system) => state.systems.has(system)));
+  place("atari", games.map((atari, at) => aggregateBlock(atari, state, at === 0)));
   place("searches", data.searches.filter((search) => state.shows(search.panel, search.task)).map(searchBlock));
   place("grids", data.grids.filter((grid) => state.shows(grid.panel, grid.task)).map(gridBlock));
 }

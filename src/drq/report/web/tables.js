@@ -56,6 +56,7 @@ function scoreTable(table, state) {
   if (!rows.length || !columns.length) return null;
   const chosen = chosenOf(table.columns.map((column) => column.system), state);
   const compared = table.differences[chosen];
+  const mine = table.columns.findIndex((column) => column.system === chosen);
   const published = columns.filter((column) => column.system === null).length;
   const kind = (column) => (column.system !== null && column.system === chosen ? "chosen" : column.system === null ? "theirs" : "");
   const overall = chosen !== null && columns.some((column) => compared.overall[column.at]);
@@ -69,7 +70,7 @@ function scoreTable(table, state) {
       el("tbody", {}, rows.map((row) => el("tr", { "data-panel": row.panel }, el("th", { scope: "row" }, row.title),
         columns.map((column) => el("td", { class: kind(column), "data-column": column.name }, scoreCell(row.cells[column.at], table.digits),
           chosen === null ? null : differenceCell(compared.tasks[row.at][column.at], table.digits)))))),
-      overall ? el("tfoot", {}, el("tr", {}, el("th", { scope: "row" }, "Mean difference over all shared tasks"),
+      overall ? el("tfoot", {}, el("tr", {}, el("th", { scope: "row" }, `Mean difference over the ${table.rows.filter((row) => row.cells[mine]).length} tasks of ${state.names[chosen]}`),
         columns.map((column) => el("td", { class: kind(column) }, differenceCell(compared.overall[column.at], table.digits))))) : null), table.title),
     table.missing.map((lacking) => el("p", { class: "missing" }, `Missing: ${lacking}.`)));
 }
@@ -92,28 +93,27 @@ function standingBlock(standing, state) {
 
 /* ---- Atari's aggregates ---- */
 
-function aggregateBlock(atari, state) {
+/** All over the same games. Only the table of the most games has charts: others would make the page long. */
+function aggregateBlock(atari, state, charts) {
   const shown = (system) => (system === null ? state.published : state.systems.has(system));
   const rows = atari.rows.filter((row) => shown(row.system));
-  if (!rows.length) return null;
   const estimateText = (estimate) => [number(estimate[0], 3), el("span", { class: "interval" }, ` ${interval(estimate, 3)}`)];
   const chosen = chosenOf(rows.map((row) => row.system), state);
-  const wins = atari.improvements.filter((one) => one.system === chosen && shown(one.against));
+  const wins = new Map(atari.improvements.filter((one) => one.system === chosen).map((one) => [one.other, one.probability]));
+  const beaten = rows.filter((row) => wins.has(row.name));
+  const figure = (title, told, values, scale) => el("figure", {}, el("figcaption", {}, el("h3", {}, title), el("p", {}, told)), intervalChart(title, values, scale));
   return [
     el("h3", {}, atari.title),
-    el("div", { class: "charts" }, atari.metrics.map((metric) => el("figure", {},
-      el("figcaption", {}, el("h3", {}, metric), el("p", {}, metric === "Optimality gap" ? "smaller is better" : "larger is better")),
-      intervalChart(`${metric} of human-normalised scores`, rows.map((row) => ({ name: row.name, system: row.system, estimate: row.metrics[metric] })), {})))),
-    plainTable("Aggregate human-normalised scores", ["System", "Games", "Runs", ...atari.metrics],
-      rows.map((row) => [row.name, row.games, row.runs || "means", ...atari.metrics.map((metric) => estimateText(row.metrics[metric]))])),
-    wins.length ? [
-      el("div", { class: "charts" }, el("figure", {},
-        el("figcaption", {}, el("h3", {}, "Probability of improvement"), el("p", {}, `that ${state.names[chosen]} beats …`)),
-        intervalChart("Probability of improvement", wins.map((one) => ({ name: one.other, system: one.against, estimate: one.probability })), { reference: 0.5, from: 0, to: 1 }))),
-      plainTable("Probability of improvement", [`${state.names[chosen]} beats`, "Games", "Probability"],
-        wins.map((one) => [one.other, one.games, estimateText(one.probability)])),
-    ] : null,
-    foldedTable("Published aggregates over all 26 games", () => plainTable("Published aggregates", ["System", "Runs a game", "Median", "Mean", "IQM", "IQM over"],
+    atari.notes.map((note) => el("p", { class: "lead" }, note)),
+    charts && el("div", { class: "charts" },
+      atari.metrics.map((metric) => figure(metric, `over ${many(atari.games, "game")}, ${metric === "Optimality gap" ? "smaller" : "larger"} is better`,
+        rows.map((row) => ({ ...row, estimate: row.metrics[metric] })), {})),
+      beaten.length ? figure("Probability of improvement", `that ${state.names[chosen]} beats …`,
+        beaten.map((row) => ({ ...row, estimate: wins.get(row.name) })), { reference: 0.5, from: 0, to: 1 }) : null),
+    plainTable(atari.title, ["System", "Runs", ...atari.metrics, `${state.names[chosen]} beats it`],
+      rows.map((row) => [row.name, row.runs || "means", ...atari.metrics.map((metric) => estimateText(row.metrics[metric])),
+        wins.has(row.name) ? estimateText(wins.get(row.name)) : "–"])),
+    atari.peers.length && foldedTable("Published aggregates over all 26 games", () => plainTable("Published aggregates", ["System", "Runs a game", "Median", "Mean", "IQM", "IQM over"],
       atari.peers.map((peer) => [peer.system, peer.runs_per_game, peer.median_hns, peer.mean_hns, peer.iqm_hns, peer.iqm_over]))),
   ];
 }
