@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +15,7 @@ from gymnasium import spaces
 
 from drq.config import EnvConfig
 from drq.envs import Environment, make
+from drq.envs.protocol import spec_from_json
 from drq.errors import UserError
 
 BOX = spaces.Box(np.array([0, -10], np.float32), np.array([10, 30], np.float32))
@@ -205,6 +208,12 @@ def test_discrete_actions_count_from_the_environments_own_start(registered: Any)
     env.step(0)
     env.step(2)
     assert inner(env).actions == [5, 7]
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(3, start=5), BOX, spaces.Box(-1, 1, (2, 3)), spaces.Box(0, 1, ())])
+def test_what_a_run_folder_says_of_an_environment_is_believed(registered: Any, space: spaces.Space[Any]) -> None:
+    spec = make(registered(action_space=space), STATE, 1).spec
+    assert spec_from_json(json.loads(json.dumps(dataclasses.asdict(spec)))) == spec
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,8 @@ def spec_from_json(plain: Mapping[str, Any]) -> EnvSpec:
         raise ValueError("it has a number that is not finite")
     if not {len(spec.action_low), len(spec.action_high)} <= {0, spec.action_size}:
         raise ValueError("its actions have other ranges than components")
-    if spec.action_shape is not None and math.prod(spec.action_shape) != spec.action_size:
+    shaped = spec.action_kind == "continuous" and spec.action_shape is not None  # a discrete action has the shape ()
+    if shaped and math.prod(spec.action_shape or ()) != spec.action_size:
         raise ValueError(f"its actions have the shape {spec.action_shape} and {spec.action_size} components")
     if spec.max_episode_agent_steps is not None and not spec.max_episode_agent_steps > 0:
         raise ValueError(f"its episodes have {spec.max_episode_agent_steps} steps")
