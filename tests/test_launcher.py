@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import re
@@ -20,12 +21,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from drq.errors import UserError
-from drq.launch import mps, pools
+from drq.errors import ProcessEnded, UserError
+from drq.launch import mps, pools, worker
 from drq.launch.launcher import SuiteRunArguments, longest_first, run_suite
 from drq.launch.pools import FreeGPU, Job, LocalPool, plan_slots, share_gpus
 from drq.launch.probe import Cost, cost_of, costs_as
-from drq.launch.process import STOPPED, error_of, start_worker
+from drq.launch.process import FAILED, MISTAKE, STOPPED, error_of, start_worker
 from drq.launch.status import RunStatus, read_status, seconds_left, seconds_needed, suite_status, what_is_counted
 from drq.launch.suite_folder import SuiteFolder
 from drq.presets import action_repeat_for, preset
@@ -33,6 +34,7 @@ from drq.report.results import read_results
 from drq.suites import Run, Suite, find_suite
 from drq.training.lock import this_process
 from drq.training.run import train
+from drq.training.stopping import handled_by
 from fake_mps import FakeMPS, pretend_gpu
 
 TINY = """
@@ -161,6 +163,22 @@ def test_a_run_stops_cleanly_when_its_launcher_is_killed(tmp_path: Path) -> None
     assert worker.wait(timeout=120) == STOPPED
     assert (tmp_path / run.folder / "checkpoint" / "latest.json").exists()
     assert "Stopped at" in (tmp_path / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(("error", "code"), [(UserError, MISTAKE), (ProcessEnded, FAILED)])
+def test_a_run_is_tried_again_where_a_process_of_its_environment_was_killed(
+    error: type[UserError], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*args: object, **kwargs: object) -> None:
+        raise error("It has ended.")
+
+    suite = find_suite(write_suite(tmp_path, GOOD))
+    run = suite.runs()[0]
+    monkeypatch.setattr("sys.stdin", io.StringIO(pools.job_to_json(suite.config(run, tmp_path), run.label)))
+    monkeypatch.setattr(worker, "_stop_at_end_of_input", lambda alone: None)
+    monkeypatch.setattr("drq.training.run.train", train)
+    with handled_by(lambda number, frame: None):  # the worker sets a handler of its own
+        assert worker.main() == code
 
 
 def test_a_dry_run_prints_the_runs_and_touches_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ import own_env
 from drq.config import EnvConfig, ReplayConfig, SACConfig, TrainConfig
 from drq.envs import make
 from drq.envs.remote import RemoteEnvironment
-from drq.errors import UserError
+from drq.errors import ProcessEnded, UserError
 from drq.replay import Choice, Replay
 from drq.training.run import Trainer
 from drq.training.schedule import Schedule
@@ -117,7 +117,7 @@ def test_what_fails_there_is_told_here_in_one_sentence() -> None:
     assert "Traceback" in str(raised.value.__cause__)
     there._served.process.kill()
     there._served.process.wait()
-    with pytest.raises(UserError, match=r"A process of gym/Lamp-v0 has ended"):
+    with pytest.raises(ProcessEnded, match=r"A process of gym/Lamp-v0 has ended"):
         there.reset(1)
     there.close()
     unknown = remote("gym/Nothing-v0")

@@ -12,7 +12,7 @@ from functools import cached_property
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, TypeVar
 
-from drq.errors import UserError
+from drq.errors import ProcessEnded, UserError
 
 T = TypeVar("T")
 END_SECONDS = 5.0
@@ -87,8 +87,8 @@ class ServedObject:
             raise UserError(answer) from RemoteError(failed)
         return answer
 
-    def _ended(self) -> UserError:
-        return UserError(f"A process of {self._name} has ended: see what it said, and run the same command again.")
+    def _ended(self) -> ProcessEnded:
+        return ProcessEnded(f"A process of {self._name} has ended: see what it said, and run the same command again.")
 
 
 def serve(make: Callable[..., T], tell: Callable[[T], Any]) -> None:

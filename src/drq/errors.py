@@ -18,6 +18,10 @@ class UserError(Exception):
     """
 
 
+class ProcessEnded(UserError):
+    """A process that worked for this one has ended, as when memory ran out: another attempt may well succeed."""
+
+
 class DeviceLost(UserError):
     """The GPU has failed for good in this process. Memory that PyTorch frees from then on may abort the process, with
     a C++ stack on the terminal: a command that has said the sentence leaves by `end_at_once`, with this error alive.

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from drq.errors import DeviceLost, UserError, end_at_once
+from drq.errors import DeviceLost, ProcessEnded, UserError, end_at_once
 from drq.launch.process import FAILED, MISTAKE, STOPPED, UNFIT, UNLIKE
 
 
@@ -60,7 +60,7 @@ def main() -> int:
         return error.code
     except UserError as error:
         print(error, file=sys.stderr)
-        return MISTAKE
+        return FAILED if isinstance(error, ProcessEnded) else MISTAKE
     except KeyboardInterrupt:
         return STOPPED
     finally:
