@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -31,6 +32,7 @@ from drq.training.evaluation_service import (
     InlineEvaluation,
     SubprocessEvaluation,
     packed,
+    receive_weights,
     settings_beside_training,
 )
 from runs import assert_same_run, rows, small
@@ -182,6 +184,16 @@ def test_beside_a_run_on_the_cpu_one_thread_acts_as_training_does(
     engine, threads = settings_beside_training(dataclasses.replace(small(tmp_path, engine=asked), task=task), CPU)
     assert engine == dataclasses.replace(EngineSettings.resolve(asked, CPU, small(tmp_path).agent), compile=False)
     assert threads == 1
+
+
+def test_training_that_is_killed_while_it_sends_weights_has_ended(tmp_path: Path) -> None:
+    config = small(tmp_path)
+    agent = make_agent(envs.make(config.task, config.env, 1).spec, config.agent, Backend(), seed=3)
+    ours, theirs = Pipe()
+    os.write(ours.fileno(), struct.pack("!i", 1000) + b"half of them")
+    ours.close()
+    with theirs, pytest.raises(EOFError):
+        receive_weights(theirs, agent)
 
 
 def test_the_process_beside_a_run_on_a_gpu_never_opens_cuda(tmp_path: Path) -> None:

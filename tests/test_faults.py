@@ -19,9 +19,10 @@ import drq
 import runs
 from drq.errors import UserError
 from drq.launch import suite_status
+from drq.report import write
 from drq.report.results import read_results
 from drq.training import checkpoint as checkpoint_module
-from drq.training import evaluation_service, logs
+from drq.training import evaluation_service, logs, policy
 from drq.training.loop import Loop
 from runs import assert_same_run, fails, rows, small
 
@@ -115,8 +116,51 @@ def test_a_disk_too_full_for_pictures_does_not_end_a_run(
     said = capfd.readouterr().err
     assert "TensorBoard's files are not written any more" in said
     assert "Traceback" not in said
-    assert "could not be written ([Errno 28] No space left on device)" in said
+    assert "could not be written (No space left on device)" in said
     assert rows(whole / "eval.csv") == rows(tmp_path / "run" / "eval.csv")
+
+
+def test_a_folder_that_was_moved_away_does_not_come_back_with_its_videos(whole: Path, tmp_path: Path) -> None:
+    class Mover(drq.Callback):
+        def on_step(self, run: drq.RunView) -> None:
+            if run.agent_step == 39:  # an evaluation and its video are next
+                run.dir.rename(tmp_path / "moved")
+
+    evaluation = dataclasses.replace(small(tmp_path).eval, video=True)
+    with pytest.raises(FileNotFoundError):
+        drq.train(small(tmp_path / "run", eval=evaluation), callbacks=[Mover()], quiet=True)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["moved"]
+    drq.train(small(tmp_path / "moved"), quiet=True)
+    assert_same_run(whole, tmp_path / "moved")
+
+
+def test_a_report_of_before_stays_where_there_is_no_room_for_another(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_page(runs: Any, warnings: Any, missing: Any, out: Path) -> None:
+        out.write_text("half")
+        raise FULL
+
+    (tmp_path / "report.html").write_text("of before")
+    monkeypatch.setattr(write, "write_page", write_page)
+    with pytest.raises(UserError, match=r"report.html could not be written \(No space left on device\): see that"):
+        write.report([whole], tmp_path / "report.html")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("report.html", "of before")]
+
+
+def test_what_was_played_is_said_where_its_video_has_no_room(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save_video(*args: Any) -> None:
+        raise OSError("[Errno 32] Broken pipe\n\nFFMPEG COMMAND:\nffmpeg -y -f rawvideo")
+
+    monkeypatch.setattr(policy, "save_video", save_video)
+    score = drq.evaluate(whole, episodes=1).mean
+    with pytest.raises(UserError) as raised:
+        drq.evaluate(whole, episodes=1, video=tmp_path / "play.mp4")
+    assert "\n" not in str(raised.value)
+    assert "play.mp4 could not be written ([Errno 32] Broken pipe): see that" in str(raised.value)
+    assert f"a return of {score:.1f} ± 0.0." in str(raised.value)
 
 
 def test_settings_that_do_not_change_what_is_learnt_may_change(halfway: Path, whole: Path) -> None:

@@ -109,7 +109,7 @@ def test_figure_names_its_axes_and_keeps_unfinished_runs_apart(
 ) -> None:
     short = fake_run(tmp_path / "runs", seed=3, reached=40_000, status="unfinished")
     saved: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: saved.append(figure))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, out, **_: saved.append(figure) or out.touch())
     report([tmp_path / "runs"], tmp_path / "r.png", format="png")
     (figure,) = saved
     drawn = [axis for axis in figure.axes if axis.axison]
@@ -135,7 +135,7 @@ def test_figure_of_runs_with_one_evaluation_shows_where_they_stand(
         header, _, last = file.read_text().splitlines()  # without the evaluation at step 0
         file.write_text(f"{header}\n{last}\n")
     saved: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: saved.append(figure))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, out, **_: saved.append(figure) or out.touch())
     report([tmp_path / "runs"], tmp_path / "r.png", format="png")
     (axis,) = saved[0].axes
     folders = sorted((tmp_path / "runs").glob("atari-alien*"), key=lambda folder: folder.name[-1])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -10,6 +12,7 @@ from drq.errors import UserError
 from drq.report.export import WRITERS
 from drq.report.page import write_page
 from drq.report.results import CSV_COLUMNS, missing_runs, read_results
+from drq.training.folder import unfinished_name
 
 Format = Literal["html", "csv", "md", "tex", "png"]
 
@@ -34,8 +37,22 @@ def report(dirs: Sequence[Path], out: Path, *, format: Format = "html") -> list[
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     missing = missing_runs(runs, paths)
-    if format == "html":
-        write_page(runs, warnings, missing, out)
-    else:
-        WRITERS[format](runs, missing, out)
+    # The report of before stays until this one is whole. A link or a device is written to as it is.
+    direct = out.is_symlink() or (out.exists() and not out.is_file())
+    unfinished = out if direct else unfinished_name(out)
+    try:
+        if format == "html":
+            write_page(runs, warnings, missing, unfinished)
+        else:
+            WRITERS[format](runs, missing, unfinished)
+        if not direct:
+            os.replace(unfinished, out)
+    except OSError as error:
+        if not direct:
+            with suppress(OSError):  # where nothing may be written, nothing was
+                unfinished.unlink()
+        raise UserError(
+            f"{out} could not be written ({error.strerror or error}): see that its folder has room and may be written, "
+            "or choose another --out."
+        ) from error
     return warnings

@@ -67,7 +67,7 @@ if __name__ == "__main__":
     end_with_training()
     try:
         serve(Connection(int(sys.argv[1])))
-    except EOFError:
+    except (EOFError, ConnectionError):
         pass  # training is over
     except UserError as error:
         print(f"drq evaluation: {error}", file=sys.stderr)

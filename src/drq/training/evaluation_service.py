@@ -25,6 +25,7 @@ from drq.child import start_child
 from drq.config import EngineConfig, TrainConfig
 from drq.engine import EngineSettings, Snapshot
 from drq.envs import family_of
+from drq.errors import reason
 from drq.settings import config_to_json
 from drq.training.components import make_group
 from drq.training.evaluate import EvaluationStopped, Evaluator, ShowProgress
@@ -95,7 +96,10 @@ def receive_weights(pipe: Connection, agent: Agent) -> None:
     own = agent.modules.state_dict()
     sizes = [value.numel() * value.element_size() for value in own.values()]
     received = torch.empty(sum(sizes), dtype=torch.uint8)
-    pipe.recv_bytes_into(received.numpy().data)
+    try:
+        pipe.recv_bytes_into(received.numpy().data)
+    except OSError as error:
+        raise EOFError("training ended while it sent them") from error
     for value, part in zip(own.values(), received.split(sizes), strict=True):
         value.copy_(part.clone().view(value.dtype).view(value.shape))  # a clone is aligned, whatever came before it
 
@@ -161,9 +165,11 @@ class InlineEvaluation:
         evaluation = self._evaluator_of(agent).evaluate(request.seed, **self._length, video=request.video is not None)
         if request.video is not None:
             try:
+                # Not with its parents: a run folder that was moved away or deleted meanwhile would be there again.
+                Path(request.video).parent.mkdir(exist_ok=True)
                 save_video(Path(request.video), evaluation.episodes[0].video)
             except (OSError, RuntimeError) as error:  # a full disk, of which the encoder only says that it broke
-                print(f"The video {request.video} could not be written ({error}).", file=sys.stderr)
+                print(f"The video {request.video} could not be written ({reason(error)}).", file=sys.stderr)
         return evaluation.scores.tolist(), evaluation.info
 
     @property

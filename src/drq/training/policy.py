@@ -20,7 +20,7 @@ from drq.engine import EngineSettings, HostActor, choose_device
 from drq.envs import EnvSpec, family_of
 from drq.envs.episode import ActionRange
 from drq.envs.pictures import frame_of
-from drq.errors import UserError
+from drq.errors import UserError, reason
 from drq.settings import config_to_json, flat, modules_of, refuse_unnamed_modules
 from drq.training.checkpoint_reader import load_weights, read_best
 from drq.training.components import make_acting_agent
@@ -277,5 +277,11 @@ def evaluate(
     finally:
         evaluator.close()
     if video is not None:
-        save_video(Path(video), played.episodes[0].video)
+        try:
+            save_video(Path(video), played.episodes[0].video)
+        except (OSError, RuntimeError) as error:  # the encoder's own text has many lines
+            raise UserError(
+                f"The video {video} could not be written ({reason(error)}): see that its folder has room and may be "
+                f"written. Played was a return of {played.mean:.1f} ± {played.std:.1f}."
+            ) from error
     return played
