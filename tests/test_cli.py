@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from drq import cli
+from drq import __main__, cli
 from drq.errors import UserError
 from runs import FLAGS, drq, fails, rows
 
@@ -224,3 +226,28 @@ def test_a_copy_without_history_is_told_its_commit(tmp_path: Path, monkeypatch: 
     assert folder_module.git_commit() is None
     monkeypatch.setenv("DRQ_COMMIT", "1f6a1d7")
     assert folder_module.git_commit() == "1f6a1d7"
+
+
+def test_an_output_without_the_sign_ends_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a locale that is neither UTF-8 nor Latin-1."""
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", output)
+    monkeypatch.setitem(cli.COMMANDS, "tasks", lambda args: print("return 3.0 ± 1.0"))
+    cli.main(["tasks"])
+    output.flush()
+    assert output.buffer.getvalue() == b"return 3.0 \\xb1 1.0\n"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("missing", ["torch", "PIL"])
+def test_a_missing_package_is_one_sentence(
+    missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(args: list[str]) -> None:
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.setitem(cli.COMMANDS, "train", train)
+    monkeypatch.setattr(sys, "argv", ["drq", "train", "toy/reach"])
+    with pytest.raises(SystemExit) as stopped:
+        __main__.main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == f"drq: {missing} is not installed: `python -m drq.doctor` says what to type.\n"

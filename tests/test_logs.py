@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import locale
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,6 +116,20 @@ def test_a_log_is_cut_back_to_where_a_checkpoint_found_it(tmp_path: Path) -> Non
     again.write({"b": 6, "env_step": 5})
     again.close()
     assert (tmp_path / "log.csv").read_text().split() == ["env_step,b", "1,2", "5,6"]
+
+
+def test_a_log_is_utf8_in_every_locale(tmp_path: Path) -> None:
+    usual = locale.setlocale(locale.LC_CTYPE)
+    locale.setlocale(locale.LC_CTYPE, "C")
+    try:
+        log = CsvLog(tmp_path / "log.csv", 0)
+        log.write({"env_step": 1, "info_tür": 2})
+        log.write({"env_step": 2, "info_tür": 3, "info_öl": 4})  # another column: it is written anew
+        log.write({"env_step": 3, "info_tür": 4})
+        log.close()
+    finally:
+        locale.setlocale(locale.LC_CTYPE, usual)
+    assert (tmp_path / "log.csv").read_text(encoding="utf-8").split()[0] == "env_step,info_tür,info_öl"
 
 
 def test_without_ffmpeg_a_run_does_without_videos(

@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -22,6 +23,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from drq import errors
 from drq.machine import REQUIRED
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -136,6 +138,19 @@ def test_every_import_of_the_package_is_declared() -> None:
                 module = brought_along.get(module, module)
                 owners = {canonicalize_name(owner) for owner in distributions.get(module, [module])}
                 assert owners & declared, f"{file.relative_to(ROOT)} imports {module}"
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_without_a_checkout_an_extra_is_installed_by_the_names_of_its_packages(
+    extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package index knows another project as drq."""
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "lib" / "site-packages" / "drq" / "errors.py"))
+    wheel = [f'{line}; extra == "{name}"' for name, lines in EXTRAS.items() for line in lines]
+    monkeypatch.setattr(errors, "requires", lambda name: [*PROJECT["dependencies"], *wheel])
+    pip, install, *packages = shlex.split(errors.install_command(extra))
+    assert (pip, install) == ("pip", "install")
+    assert list(map(Requirement, packages)) == list(map(Requirement, EXTRAS[extra]))
 
 
 def test_every_data_file_is_packaged() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import sys
@@ -416,6 +417,8 @@ def _whole_number(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | No
 def main(args: list[str] | None = None) -> None:
     """Runs a command; a user's mistake is one sentence and exit code 2."""
     args = sys.argv[1:] if args is None else args
+    if isinstance(sys.stdout, io.TextIOWrapper):  # where there is no ±, the numbers around it are still worth reading
+        sys.stdout.reconfigure(errors="backslashreplace")
     if not args or args[0] in ("-h", "--help"):
         print(USAGE, end="")
         sys.exit(0 if args else 2)

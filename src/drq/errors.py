@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from difflib import get_close_matches
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import NoReturn
 
@@ -83,6 +86,10 @@ def install_command(extra: str) -> str:
     """What brings an extra to this installation: a checkout, or a package."""
     checkout = Path(__file__).resolve().parents[2]
     if not (checkout / "pyproject.toml").is_file():
-        return f"pip install 'drq[{extra}]'"
+        # By their own names: what a package index calls drq is somebody else's.
+        with suppress(PackageNotFoundError):
+            marked = [line.split(";") for line in requires("drq") or [] if re.search(rf"extra == .{extra}\b", line)]
+            return f"pip install {' '.join(repr(package.strip()) for package, _ in marked)}"
+        return f"pip install '.[{extra}]' in DrQ's folder"
     here = checkout == Path.cwd()
     return f"pip install -e '{'.' if here else checkout}[{extra}]'"

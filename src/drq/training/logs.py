@@ -46,7 +46,7 @@ class CsvLog:
                 self._columns = next(csv.reader([lines[0].decode(errors="replace")]), None)
             if self._columns is not None and "env_step" not in self._columns:
                 raise UserError(f"{path} does not begin with the names of its columns: restore it, or delete it.")
-            self._file = open(path, "a", newline="")  # noqa: SIM115 (closed by `close`)
+            self._file = open(path, "a", encoding="utf-8", newline="")  # noqa: SIM115 (closed by `close`)
         except OSError as error:
             raise UserError(unwritable(path, error)) from error
 
@@ -61,7 +61,7 @@ class CsvLog:
                 self._columns += new
                 self._file.close()
                 self._rewrite(empty=len(new))
-                self._file = open(self.path, "a", newline="")  # noqa: SIM115 (closed by `close`)
+                self._file = open(self.path, "a", encoding="utf-8", newline="")  # noqa: SIM115 (closed by `close`)
             csv.writer(self._file).writerow([row.get(column, "") for column in self._columns])
             self._file.flush()
             self.rows += 1
@@ -70,7 +70,7 @@ class CsvLog:
 
     def _rewrite(self, empty: int) -> None:
         """The same rows under the new columns, so many of them empty; as a whole, since a crash may come."""
-        with open(self.path, newline="") as file:
+        with open(self.path, encoding="utf-8", newline="") as file:
             _, *rows = csv.reader(file)
         text = io.StringIO(newline="")
         csv.writer(text).writerows([self._columns or [], *(row + [""] * empty for row in rows)])
