@@ -260,6 +260,32 @@ def test_graphs_act_as_the_policy(
         assert np.abs(action - ours).max() <= 4 * TOLERANCE
 
 
+@pytest.mark.parametrize(("low", "high", "dtype"), [(0, 200, "uint8"), (7, 7, "float16")])
+def test_actions_are_of_the_environments_type(low: int, high: int, dtype: str, lamp: Path, tmp_path: Path) -> None:
+    """Whole numbers are rounded; a component may have one value only."""
+    run = Path(shutil.copytree(lamp, tmp_path / "run"))
+    described = json.loads((run / "config.json").read_text())
+    described["spec"] |= {"action_low": [low], "action_high": [high], "action_dtype": dtype}
+    (run / "config.json").write_text(json.dumps(described))
+    policy = drq.load(drq.export(run, tmp_path / "policy.drq"), device="cpu")
+    graph = torch.export.load(drq.export(run, tmp_path / "policy.pt2")).module()
+    stack = frames(1, policy.spec.frame_stack, 24, 24, 3)
+    action = [policy.act(frame) for frame in stack[0]][-1]
+    assert gymnasium.spaces.Box(low, high, (1,), np.dtype(dtype).type).contains(action)
+    found = graph(torch.from_numpy(stack))[0]
+    assert found.dtype == (torch.int64 if dtype == "uint8" else torch.float32)
+    assert abs(float(found) - float(action[0])) <= (high > low)
+
+
+def test_a_graphs_actions_are_within_bounds_to_the_last_bit() -> None:
+    low, high = (float(np.float32(bound)) for bound in (0.1, 0.3))
+    spec = EnvSpec("gym/x", (3,), 1, "continuous", 1, 1, None, action_low=(low,), action_high=(high,))
+    agent = drq.SAC(spec, drq.SACConfig(hidden_dim=8, feature_dim=4), Backend())
+    agent.act = lambda observations, noise: observations[:, :1]  # type: ignore[method-assign]
+    found = ActingGraphModule(agent, spec, None)(torch.tensor([[-1.0] * 3, [1.0] * 3]))
+    assert found.flatten().tolist() == [low, high]
+
+
 def test_a_graph_that_acts_otherwise_is_not_kept(lamp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = ActingGraphModule._preprocess
     monkeypatch.setattr(ActingGraphModule, "_preprocess", lambda self, x: original(self, x).flip(1))

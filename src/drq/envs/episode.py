@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from drq.envs.protocol import Action, EnvSpec, Frame, Step
 from drq.errors import UserError, what_failed
@@ -228,6 +228,11 @@ class ActionRange:
     def __call__(self, action: NDArray[np.float32]) -> NDArray[np.float64]:
         scaled: NDArray[np.float64] = np.clip(self._middle + self._half * action, self._low, self._high)
         return scaled
+
+
+def of_its_type(action: Any, dtype: DTypeLike) -> NDArray[Any]:
+    """Whole numbers are the nearest: cut off, the highest would hardly ever be taken."""
+    return np.asarray(np.rint(action) if np.issubdtype(dtype, np.integer) else action, dtype=dtype)
 
 
 def limit_env_steps(own: int | None, configured: int | None) -> int | None:

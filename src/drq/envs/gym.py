@@ -20,7 +20,15 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from drq.config import EnvConfig
-from drq.envs.episode import VIDEO_SIZE, ActionRange, EnvStep, SteppedEnvironment, close_or_say, limit_agent_steps
+from drq.envs.episode import (
+    VIDEO_SIZE,
+    ActionRange,
+    EnvStep,
+    SteppedEnvironment,
+    close_or_say,
+    limit_agent_steps,
+    of_its_type,
+)
 from drq.envs.pictures import channels_last, frame_of, image_channels, resized
 from drq.envs.protocol import Action, EnvSpec, Frame
 from drq.envs.rendering import choose_backend
@@ -71,6 +79,7 @@ def make(identity: str, config: EnvConfig, action_repeat: int) -> SteppedEnviron
         action_low=simulator.actions.low,
         action_high=simulator.actions.high,
         action_shape=simulator.actions.shape,
+        action_dtype=simulator.actions.dtype,
         action_start=simulator.actions.start,
         sees=simulator.sight.text,
     )
@@ -251,7 +260,7 @@ class AsTrained(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         if isinstance(self.action_space, spaces.Box):
-            action = _of_its_type(action, self.action_space)
+            action = of_its_type(action, self.action_space.dtype)
         total = 0.0
         for _ in range(self._action_repeat):
             observation, reward, terminated, truncated, info = self.env.step(action)
@@ -270,7 +279,7 @@ class _Actions:
 
     def __init__(self, task: str, space: spaces.Space[Any]) -> None:
         self._space = space
-        self.low, self.high, self.start = (), (), 0
+        self.low, self.high, self.start, self.dtype = (), (), 0, "float32"
         self.shape = space.shape
         if isinstance(space, spaces.Discrete):
             self.kind, self.size, self.start = "discrete", int(space.n), int(space.start)
@@ -284,6 +293,7 @@ class _Actions:
             low, high = (bound.ravel().astype(np.float64) for bound in (space.low, space.high))
             self._range = ActionRange(low, high)
             self.low, self.high = tuple(low.tolist()), tuple(high.tolist())
+            self.dtype = str(space.dtype)
         else:
             raise UserError(
                 f"{task} takes actions of {type(space).__name__}, and an agent gives Box or Discrete ones: "
@@ -295,12 +305,7 @@ class _Actions:
             return int(action) + self.start
         assert isinstance(self._space, spaces.Box)
         assert isinstance(action, np.ndarray)
-        return _of_its_type(self._range(action).reshape(self._space.shape), self._space)
-
-
-def _of_its_type(action: Any, space: spaces.Box) -> NDArray[Any]:
-    """Whole numbers are the nearest: cut off, the highest would hardly ever be taken."""
-    return np.asarray(np.rint(action) if np.issubdtype(space.dtype, np.integer) else action, dtype=space.dtype)
+        return of_its_type(self._range(action).reshape(self._space.shape), self._space.dtype)
 
 
 def construct(identity: str, config: EnvConfig) -> gymnasium.Env[Any, Any]:

@@ -7,6 +7,7 @@ that a frame is kept once.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, get_args
@@ -51,6 +52,8 @@ class EnvSpec:
     """What 1 is to it. Empty: 1."""
     action_shape: tuple[int, ...] | None = None
     """Shape of the environment's own actions. None: a vector."""
+    action_dtype: str = "float32"
+    """Their type, where they are continuous. Components of a type of whole numbers are rounded."""
     action_start: int = 0
     """The environment's own number of the discrete action 0."""
     zero_stack: bool = False
@@ -86,6 +89,8 @@ def spec_from_json(plain: Mapping[str, Any]) -> EnvSpec:
         raise ValueError("a name in it is none")
     if type(spec.action_start) is not int:
         raise ValueError(f"its first action is {spec.action_start!r}")
+    if not re.fullmatch(r"(u?int|float)(8|16|32|64)", spec.action_dtype):
+        raise ValueError(f"its actions are of {spec.action_dtype!r}")
     numbers = (*spec.action_low, *spec.action_high, spec.random_return or 0, spec.perfect_return or 0)
     if not all(math.isfinite(number) for number in numbers):
         raise ValueError("it has a number that is not finite")

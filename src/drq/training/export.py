@@ -141,6 +141,8 @@ class ActingGraphModule(nn.Module):
     columns: Tensor
     action_middle: Tensor
     action_half: Tensor
+    action_low: Tensor
+    action_high: Tensor
 
     def __init__(self, agent: Agent, spec: EnvSpec, frame: Sequence[int] | None) -> None:
         super().__init__()
@@ -165,6 +167,9 @@ class ActingGraphModule(nn.Module):
             low, high = map(torch.from_numpy, action_bounds(spec))
             self.register_buffer("action_middle", (low / 2 + high / 2).float())
             self.register_buffer("action_half", (high / 2 - low / 2).float())
+            self.register_buffer("action_low", low.float())
+            self.register_buffer("action_high", high.float())
+            self._whole = np.issubdtype(spec.action_dtype, np.integer)
 
     def _frame_shape(self, frame: Sequence[int] | None) -> tuple[int, ...]:
         if not self._spec.pixels:
@@ -204,7 +209,10 @@ class ActingGraphModule(nn.Module):
         action = self._agent.act(observations, noise)
         if self._spec.action_kind == "discrete":
             return action + self._spec.action_start
-        return (self.action_middle + self.action_half * action).reshape(-1, *action_shape(self._spec))
+        own = self.action_middle + self.action_half * action
+        # Rounding may lead beyond a bound by a float32's last bit, which a strict environment refuses.
+        own = torch.clamp(own, self.action_low, self.action_high).reshape(-1, *action_shape(self._spec))
+        return torch.round(own).long() if self._whole else own
 
     def _preprocess(self, frames: Tensor) -> Tensor:
         """As `drq.envs.pictures` does it: whole numbers at every step, and float64 holds each sum exactly."""
@@ -291,12 +299,14 @@ def _check(act: Any, graph: ActingGraphModule, policy: TrainedPolicy) -> None:
         for frame in stack.numpy() if policy.spec.pixels else [stack.numpy()]:
             action = policy.act(frame)
         ours.append(action)
-    differs = np.abs(found - np.stack(ours)).reshape(len(ours), -1).astype(np.float64)
+    differs = np.abs(found.astype(np.float64) - np.stack(ours)).reshape(len(ours), -1)
+    allowed: NDArray[np.float64] | float = 0.0
     if policy.spec.action_kind == "continuous":
         low, high = action_bounds(policy.spec)
-        differs /= high - low
-    if not np.all(differs <= (TOLERANCE if policy.spec.action_kind == "continuous" else 0)):
+        # Of what lies between two whole numbers, either may be the nearest.
+        allowed = TOLERANCE * (high - low) + np.issubdtype(policy.spec.action_dtype, np.integer)
+    if not np.all(differs <= allowed):
         raise UserError(
-            f"The exported graph acts otherwise than the policy (by {differs.max():.2g} of an action's range, more "
-            f"than {TOLERANCE:g}): nothing was written; choose --format drq."
+            f"The exported graph acts otherwise than the policy (by {differs.max():.2g}, more than {TOLERANCE:g} of an "
+            "action's range): nothing was written; choose --format drq."
         )

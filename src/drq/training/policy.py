@@ -18,7 +18,7 @@ from drq.agents import Agent
 from drq.config import MOST_EPISODES, EngineConfig, TrainConfig
 from drq.engine import EngineSettings, HostActor, choose_device
 from drq.envs import EnvSpec, family_of
-from drq.envs.episode import ActionRange
+from drq.envs.episode import ActionRange, of_its_type
 from drq.envs.pictures import frame_of
 from drq.errors import UserError, reason
 from drq.settings import config_to_json, flat, modules_of, refuse_unnamed_modules
@@ -127,7 +127,7 @@ def own_actions(spec: EnvSpec) -> Callable[[NDArray[Any]], Any]:
     if spec.action_kind == "discrete":
         return lambda row: int(np.asarray(row).reshape(())) + spec.action_start
     scale = ActionRange(*action_bounds(spec))
-    return lambda row: scale(row).astype(np.float32).reshape(action_shape(spec))
+    return lambda row: of_its_type(scale(row), spec.action_dtype).reshape(action_shape(spec))
 
 
 def action_bounds(spec: EnvSpec) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
