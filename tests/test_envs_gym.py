@@ -220,12 +220,14 @@ def test_what_a_run_folder_says_of_an_environment_is_believed(registered: Any, s
     ("kwargs", "config", "remedy"),
     [
         ({"action_space": spaces.Box(-np.inf, np.inf, (2,))}, STATE, "RescaleAction"),
+        ({"action_space": spaces.Box(-1, np.finfo(np.float32).max, (2,))}, STATE, "RescaleAction"),
         ({"action_space": spaces.MultiDiscrete([2, 2])}, STATE, "TransformAction"),
         ({"observation_space": spaces.Dict(a=VECTOR)}, STATE, "FlattenObservation"),
         ({"observation_space": images(8, 8, 3)}, STATE, "FlattenObservation"),
         ({"observation_space": spaces.Dict(a=VECTOR)}, EnvConfig(), "--env.observation state"),
         ({"observation_space": VECTOR}, EnvConfig(), "rgb_array render mode"),
-        ({"observation_space": images(8, 8, 12)}, EnvConfig(), "uint8 image observations"),
+        ({"observation_space": images(8, 8, 12)}, EnvConfig(), "one frame of 1 or 3 channels"),
+        ({"observation_space": spaces.Dict(a=images(8, 8, 4))}, EnvConfig(image_key="a"), "8x8x4 .* 1 or 3 channels"),
     ],
 )
 def test_spaces_no_agent_can_use_are_refused_with_the_remedy(
@@ -242,6 +244,31 @@ def test_observations_that_are_not_what_was_promised_are_refused(registered: Any
     env = make(registered(lies=True), STATE, 1)
     with pytest.raises(UserError, match=r"of shape \(2,\) in env step 0 .* promised float32 of shape \(3,\)"):
         env.reset(0)
+
+
+@pytest.mark.parametrize(
+    ("gives", "said"),
+    [
+        (np.full((8, 8, 3), 1.5), "floats from 1.5 to 1.5 in env step 0 .* keep an image within"),
+        (np.ones((8, 8, 3), np.uint8), "observes uint8 .* promised float32"),  # black, not the promised white
+    ],
+)
+def test_images_of_floats_that_are_not_as_promised_are_refused(
+    registered: Any, gives: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = make(registered(observation_space=spaces.Box(0, 1, (8, 8, 3))), EnvConfig(), 1)
+    monkeypatch.setattr(Sample, "observation", lambda self: gives)
+    with pytest.raises(UserError, match=rf"gym/Sample.*{said}"):
+        env.reset(0)
+
+
+@pytest.mark.parametrize(("shape", "picture"), [((20, 40, 3), (128, 256, 3)), ((3, 30, 10), (256, 85, 3))])
+def test_a_video_of_observations_keeps_their_proportions(
+    registered: Any, shape: tuple[int, ...], picture: tuple[int, ...]
+) -> None:
+    env = make(registered(observation_space=images(*shape)), EnvConfig(image_size=24), 1)
+    env.reset(0)
+    assert env.render().shape == picture
 
 
 def test_an_info_that_is_no_dict_tells_nothing(registered: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,7 +246,7 @@ def test_floats_are_seen_as_bytes(showing: Any) -> None:
     "space", [spaces.Box(0, 255, (20, 20, 4), np.uint8), spaces.Box(-1, 1, (20, 20, 3), np.float32)]
 )
 def test_what_is_no_image_is_refused_and_not_drawn_instead(showing: Any, space: spaces.Space[Any]) -> None:
-    with pytest.raises(drq.UserError, match=r"observes 20x20x[34] of .* which are no uint8 image observations"):
+    with pytest.raises(drq.UserError, match=r"observes 20x20x[34] of .* which is no image to learn from"):
         make(showing(space), EnvConfig(), 1)
 
 

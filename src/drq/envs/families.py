@@ -145,7 +145,7 @@ _ROWS = (
         "gym",
         module="drq.envs.gym",
         of_the_users=True,
-        hint=" If it is your own, name the module that registers it: --import my_module (in Python, import it).",
+        hint=" If it is yours, register it and name the module that does: --import my_module (in Python, import it).",
     ),
     Family("toy", module="drq.envs.toy", preset="toy"),
 )

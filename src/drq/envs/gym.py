@@ -18,6 +18,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
+from PIL import Image
 
 from drq.config import EnvConfig
 from drq.envs.episode import (
@@ -29,11 +30,15 @@ from drq.envs.episode import (
     limit_agent_steps,
     of_its_type,
 )
-from drq.envs.pictures import channels_last, frame_of, image_channels, resized
+from drq.envs.pictures import channels_last, frame_of, image_channels
 from drq.envs.protocol import Action, EnvSpec, Frame
 from drq.envs.rendering import choose_backend
 from drq.envs.tasks import import_modules, named_object
 from drq.errors import UserError
+
+UNBOUNDED = 1e10
+"""Actions that reach this are as good as without bounds, as those up to a float32's largest: nothing could be learnt of
+such a range."""
 
 
 def find(name: str) -> str | None:
@@ -117,11 +122,18 @@ class _Gymnasium:
         in silence. Images have to be of the promised type too."""
         if isinstance(space := self.sight.space, spaces.Box):
             given = self.sight.part(observation)
-            if given.shape != space.shape or (space.dtype == np.uint8 != given.dtype):
+            image = self.sight.source == "observation"
+            mistyped = space.dtype == np.uint8 != given.dtype or (image and given.dtype == np.uint8 != space.dtype)
+            if given.shape != space.shape or mistyped:
                 raise UserError(
                     f"{self._task} observes {given.dtype} of shape {given.shape} in env step {self._env_step} of an "
                     f"episode and promised {space.dtype} of shape {space.shape}: make its "
                     "observation_space agree with its observations."
+                )
+            if image and given.dtype != np.uint8 and not (given.min() >= 0 and given.max() <= 1):
+                raise UserError(
+                    f"{self._task} observes floats from {given.min():g} to {given.max():g} in env step "
+                    f"{self._env_step} of an episode: keep an image within [0, 1], as its observation_space says."
                 )
         return observation
 
@@ -138,8 +150,10 @@ class _Gymnasium:
             return self.sight.drawing()
         if not self.draws:
             raise UserError(f"{self._task} has no rgb_array render mode for a video: go without (--eval.no-video).")
-        image = resized(channels_last(self.sight.part(self._observation)), VIDEO_SIZE)
-        return np.broadcast_to(image, (VIDEO_SIZE, VIDEO_SIZE, 3)).copy()
+        image = channels_last(self.sight.part(self._observation))
+        height, width = (max(1, round(side * VIDEO_SIZE / max(image.shape[:2]))) for side in image.shape[:2])
+        picture = Image.fromarray(image.squeeze(2) if image.shape[2] == 1 else image).convert("RGB")
+        return np.asarray(picture.resize((width, height), Image.Resampling.BOX))
 
     def close(self) -> None:
         self.env.close()
@@ -173,9 +187,9 @@ class Sight:
         elif isinstance(space, spaces.Box) and len(space.shape) == 3:
             shown = "x".join(map(str, space.shape))
             raise UserError(
-                f"{task} observes {shown} of {space.dtype} from {space.low.min():g} to {space.high.max():g}, which are "
-                "no uint8 image observations: give it 1 or 3 channels of uint8 (or floats within [0, 1]), for instance "
-                "with --env.wrap my_module:Wrapper."
+                f"{task} observes {shown} of {space.dtype} from {space.low.min():g} to {space.high.max():g}, which is "
+                "no image to learn from: give it one frame of 1 or 3 channels, of uint8 or of floats within [0, 1], "
+                "for instance with --env.wrap my_module:Wrapper; frames are stacked here."
             )
         elif env.render_mode == "rgb_array":
             self.source, self.frame_shape = "render", (3, size, size)
@@ -216,7 +230,8 @@ class Sight:
         images = [name for name, part in inner.items() if image_channels(part) is not None]
         listed = " or ".join(map(repr, images)) or "no image at all"
         if self._key is not None:
-            if self._key not in images:
+            unfit = isinstance(part := inner.get(self._key), spaces.Box) and len(part.shape) == 3  # refused with why
+            if self._key not in images and not unfit:
                 raise UserError(f"{self._task} observes no image {self._key!r} but {listed}: mend --env.image-key.")
             return inner[self._key]
         if images:
@@ -284,7 +299,7 @@ class _Actions:
         if isinstance(space, spaces.Discrete):
             self.kind, self.size, self.start = "discrete", int(space.n), int(space.start)
         elif isinstance(space, spaces.Box):
-            if not space.is_bounded():
+            if max(-float(space.low.min(initial=0)), float(space.high.max(initial=0))) >= UNBOUNDED:
                 raise UserError(
                     f"{task} has actions without bounds: bound its action_space, for instance with "
                     "gymnasium.wrappers.RescaleAction or spaces.Box(-1, 1, shape)."

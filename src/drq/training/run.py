@@ -285,6 +285,8 @@ class Trainer:
         say(f"{config.task} on {where}; replay of {capacity:,} transitions: {self._replay_bytes / 1e9:.2f} GB.")
         if spec.sees:
             say(f"The agent sees {spec.sees}.")
+        if spec.max_episode_agent_steps is None:  # an evaluation plays whole episodes, were it for ever
+            say("Its episodes have no time limit: unless they end by themselves, set --env.max-episode-steps.")
         if not self.schedule.total_updates:
             say(
                 f"This run will make no update: --steps {config.steps:,} gives {self.schedule.agent_steps:,} agent "
