@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import runpy
 import sys
 from pathlib import Path
 
 import pytest
 
-from drq import __main__, cli
+from drq import cli
 from drq.errors import UserError
 from runs import FLAGS, drq, fails, rows
 
@@ -248,6 +249,6 @@ def test_a_missing_package_is_one_sentence(
     monkeypatch.setitem(cli.COMMANDS, "train", train)
     monkeypatch.setattr(sys, "argv", ["drq", "train", "toy/reach"])
     with pytest.raises(SystemExit) as stopped:
-        __main__.main()
+        runpy.run_module("drq", run_name="__main__", alter_sys=True)
     assert stopped.value.code == 2
     assert capsys.readouterr().err == f"drq: {missing} is not installed: `python -m drq.doctor` says what to type.\n"

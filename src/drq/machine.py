@@ -35,8 +35,8 @@ class Requirement:
 
 REQUIRED = {
     "torch": Requirement("torch", "2.11"),
-    "mujoco": Requirement("mujoco", "3.3", below="4"),
-    "dm_control": Requirement("dm_control.suite", "1.0.30"),
+    "mujoco": Requirement("mujoco", "3.3.3", below="4"),
+    "dm_control": Requirement("dm_control.suite", "1.0.31"),
     "gymnasium": Requirement("gymnasium", "1.2", below="2"),
     "numpy": Requirement("numpy", "1.26"),
     "tyro": Requirement("tyro", "1.0"),
