@@ -50,3 +50,17 @@ def test_where_nothing_can_be_kept_it_is_compiled_every_time(tmp_path: Path, mon
     for _ in range(2):
         assert code_for("text", compiler) == b"code" * 100
     assert compiler.calls == 2
+
+
+def test_a_full_disk_is_left_without_half_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(file: Path, content: bytes) -> None:
+        with open(file, "wb") as opened:
+            opened.write(content[:10])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", half)
+        assert code_for("text", Compiler()) == b"code" * 100
+    assert list(folder().iterdir()) == []
+    code_for("text", Compiler())
+    assert len(list(folder().iterdir())) == 1

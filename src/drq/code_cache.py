@@ -31,9 +31,10 @@ def code_for(key: str, compile: Callable[[], bytes]) -> bytes:
     code = compile()
     with suppress(*_UNKEPT):
         folder().mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder(), delete=False) as unfinished:
-            unfinished.write(hashlib.sha256(code).digest() + code)
-        os.replace(unfinished.name, folder() / name)
+        with tempfile.TemporaryDirectory(dir=folder()) as own:  # a full disk leaves nothing behind
+            unfinished = Path(own) / name
+            unfinished.write_bytes(hashlib.sha256(code).digest() + code)
+            os.replace(unfinished, folder() / name)
     return code
 
 
