@@ -32,7 +32,7 @@ trace = script()
 def recorded() -> dict[str, Any]:
     path, runs = trace.recorded()
     if runs is None:
-        pytest.skip(f"no trace is recorded for {path.stem}; `python scripts/trace.py --compare 5f5ea29 HEAD` makes two")
+        pytest.skip(f"no trace is recorded for {path.stem}; `python scripts/trace.py --compare 22060d7 HEAD` makes two")
     return runs  # type: ignore[no-any-return]
 
 
