@@ -312,9 +312,9 @@ def aggregates(table: ScoreTable) -> tuple[list[Aggregate], list[Improvement]]:
                 mine, theirs = (list(scores[name].values()) for name in (system, other))
                 improvement = statistics.probability_of_improvement
                 if other in ours:
-                    chance = statistics.estimate(improvement, mine, theirs)
+                    chance = statistics.estimate(improvement, mine, theirs, by_rank=True)
                 else:  # only a mean was published, which is taken as exact
-                    chance = statistics.estimate(partial(improvement, theirs=theirs), mine)
+                    chance = statistics.estimate(partial(improvement, theirs=theirs), mine, by_rank=True)
                 pairs.append(Improvement(system, other, chance))
     return rows, pairs
 
