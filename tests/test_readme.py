@@ -23,6 +23,7 @@ from drq.suites import SUITES
 from runs import small
 
 ROOT = Path(__file__).parent.parent
+MEASURED = (ROOT / "docs/atari.md").read_text().split("### Measured")[1].split("### ")[0]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -130,6 +131,29 @@ def test_the_table_of_results_comes_out_of_its_commands(tmp_path: Path, monkeypa
         (line,) = re.findall(rf"\| DrQ \| 26 \| {runs} \| .*", out.read_text())
         assert [cell.split()[0] for cell in line.split("|")[4:7]] == scores
         assert f"Mean z of all runs: {mean_z} ({runs} runs of 26 tasks)" in out.read_text()
+
+
+def standings(folder: str, out: Path) -> list[dict[str, list[str]]]:
+    """The tables of z-scores that the report writes: by task what stands in each column."""
+    cli.main(["report", str(ROOT / folder), "--format", "md", "--out", str(out)])
+    parts = [part for part in out.read_text().split("## ") if " among published runs of " in part.partition("\n")[0]]
+    rows = [[line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| ")] for part in parts]
+    return [{task: columns for task, *columns in table} for table in rows]
+
+
+def test_the_z_scores_of_the_pages_come_out_of_their_commands(tmp_path: Path) -> None:
+    by_area, by_return = standings("results/planet", tmp_path / "planet.md")
+    results, fidelity = ((ROOT / page).read_text() for page in ("results/README.md", "docs/fidelity.md"))
+    for task in set(by_area) - {"Task"}:
+        columns = [*by_area[task][2:], *by_return[task][2:]]
+        theirs = f"{by_area[task][0]}, {by_return[task][0]} ({by_area[task][1]})"
+        assert f"| {task} | {' | '.join(columns)} | {theirs} |" in results
+    for name, table in (("mean return over 20k to 100k env steps", by_area), ("return at 100k", by_return)):
+        (row,) = re.findall(rf"\| {name} \| (.*) \|", fidelity)
+        assert row.split(" | ")[:-1] == [columns[-1] for task, columns in table.items() if task != "Task"]
+    (atari,) = standings("results/atari100k-eps", tmp_path / "atari.md")
+    found = dict(re.findall(r"\| (\w+) \|.*\| ([-+\d., ]+) \| [^|]+ ± [^|]+ \| [^|]+ \| [^|]+ \|", MEASURED))
+    assert found == {task.replace(" ", ""): columns[3] for task, columns in atari.items() if task != "Task"}
 
 
 def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

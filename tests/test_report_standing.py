@@ -65,6 +65,20 @@ def test_the_error_of_a_mean_holds_ours_and_theirs() -> None:
     assert statistics.mean_z([np.array([2.0])], [100]) == (2.0, None)
 
 
+def test_a_task_has_a_mean_of_its_own(tmp_path: Path) -> None:
+    for task, seeds in (("dmc/cheetah-run", 1), ("dmc/walker-walk", 3)):
+        for seed in range(1, seeds + 1):
+            fake_run(tmp_path, task, seed=seed, level=300.0 + 100 * seed)
+    table = tables_of(tmp_path)["return"]
+    z = [each.z for each in table.rows["dmc/walker-walk"]]
+    mean = table.task_mean("dmc/walker-walk")
+    assert (mean.runs, mean.z) == (3, pytest.approx(np.mean(z)))
+    assert mean.error == pytest.approx(math.sqrt(np.var(z, ddof=1) / 3 + 1 / 19))
+    assert str(mean) == f"{mean.z:+.2f} ± {mean.error:.2f}"
+    alone = table.task_mean("dmc/cheetah-run")
+    assert str(alone) == f"{alone.z:+.2f}"
+
+
 def test_the_error_is_the_spread_of_means_over_repeated_studies() -> None:
     """Runs and references drawn again and again from the same distribution: four of ours on each of three tasks."""
     rng = np.random.default_rng(2)

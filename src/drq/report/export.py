@@ -153,7 +153,7 @@ def _blocks(runs: Sequence[RunResult], missing: Sequence[Place]) -> Iterator[Blo
             said = [*part.in_words(), "With 95% intervals; published systems by their means alone."]
             yield Block(part.title, ["System", "Games", "Runs", *METRICS], rows, said)
     for standing in standing_tables(runs):
-        header = ["Task", "Published", "Runs", "Our runs", "z"]
+        header = ["Task", "Published", "Runs", "Our runs", "z", "Mean z"]
         yield Block(standing.title, header, _standing_rows(standing), _mean_lines(standing))
     for search in search_tables(runs):
         header = [*search.names, search.benchmark.unit, "Return", "Seeds"]
@@ -165,7 +165,7 @@ def _blocks(runs: Sequence[RunResult], missing: Sequence[Place]) -> Iterator[Blo
 
 
 def _standing_rows(table: StandingTable) -> list[list[str]]:
-    """Published mean and spread, each seed's score, and its z-score or rank."""
+    """Published mean and spread, each seed's score, its z-score or rank, and their mean."""
 
     def place(each: Standing) -> str:
         rank = "" if each.above is None else f" (above {each.above} of {each.reference.runs})"
@@ -176,16 +176,15 @@ def _standing_rows(table: StandingTable) -> list[list[str]]:
         reference = runs[0].reference
         scores = ", ".join(_decimal(each.score, table.benchmark.digits) for each in runs)
         published = [_score(reference, table.benchmark), str(reference.runs)]
-        rows.append([task_title(task), *published, scores, ", ".join(map(place, runs))])
+        rows.append([task_title(task), *published, scores, ", ".join(map(place, runs)), str(table.task_mean(task))])
     return rows
 
 
 def _mean_lines(table: StandingTable) -> list[str]:
     lines = []
     for mean in table.means():
-        error = "" if mean.error is None else f" ± {mean.error:.2f}"
         of = f"{mean.runs} run{'s'[: mean.runs > 1]} of {mean.tasks} task{'s'[: mean.tasks > 1]}"
-        lines.append(f"Mean z of {mean.of}: {mean.z:+.2f}{error} ({of}).")
+        lines.append(f"Mean z of {mean.of}: {mean} ({of}).")
     return lines
 
 
@@ -231,8 +230,7 @@ def _draw_standings(figure: Figure, tables: Sequence[StandingTable], systems: Se
         means = table.means()
         for row, mean in enumerate(means, len(table.rows) + 1):
             axis.errorbar(mean.z, row, xerr=1.96 * (mean.error or 0.0), fmt="D", color=colour, markersize=6, capsize=3)
-        numbers = [f"{mean.z:+.2f}" + ("" if mean.error is None else f" ± {mean.error:.2f}") for mean in means]
-        names = [f"{mean.of.partition(', which')[0]}: {number}" for mean, number in zip(means, numbers, strict=True)]
+        names = [f"{mean.of.partition(', which')[0]}: {mean}" for mean in means]
         at = [*range(len(table.rows)), *range(len(table.rows) + 1, len(table.rows) + 1 + len(means))]
         axis.set_yticks(at, [*map(task_title, table.rows), *names], fontsize=8)
         axis.axvspan(-1, 1, color="#7b828c", alpha=0.12, linewidth=0)

@@ -245,6 +245,7 @@ def _standing(table: StandingTable, names: list[str]) -> Json:
                 "runs": [
                     {"seed": each.run.seed, "score": each.score, "z": each.z, "above": each.above} for each in runs
                 ],
+                "mean": vars(table.task_mean(task)),
             }
             for task, runs in table.rows.items()
         ],

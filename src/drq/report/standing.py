@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -88,6 +88,9 @@ class Mean:
     z: float
     error: float | None
 
+    def __str__(self) -> str:
+        return f"{self.z:+.2f}" + ("" if self.error is None else f" ± {self.error:.2f}")
+
 
 @dataclass(frozen=True)
 class StandingTable:
@@ -112,18 +115,23 @@ class StandingTable:
         """Over all runs; and over those seeds alone that every task has, if some have more."""
         seeds = {task: {each.run.seed for each in runs} for task, runs in self.rows.items()}
         complete = set.intersection(*seeds.values())
-        found = [self._mean("all runs", set().union(*seeds.values()))]
+        found = [_mean("all runs", self.rows.values())]
         if complete and any(complete != of_task for of_task in seeds.values()):
             numbers = ", ".join(map(str, sorted(complete)))
-            found.append(self._mean(f"seed {numbers}, which every task has", complete))
+            rows = [[each for each in runs if each.run.seed in complete] for runs in self.rows.values()]
+            found.append(_mean(f"seed {numbers}, which every task has", rows))
         return found
 
-    def _mean(self, of: str, seeds: set[int]) -> Mean:
-        rows = [[each for each in runs if each.run.seed in seeds] for runs in self.rows.values()]
-        z, error = statistics.mean_z(
-            [np.array([each.z for each in runs]) for runs in rows], [runs[0].reference.runs for runs in rows]
-        )
-        return Mean(of, sum(map(len, rows)), len(rows), z, error)
+    def task_mean(self, task: str) -> Mean:
+        """Over all runs of one task."""
+        return _mean(task, [self.rows[task]])
+
+
+def _mean(of: str, rows: Collection[Sequence[Standing]]) -> Mean:
+    z, error = statistics.mean_z(
+        [np.array([each.z for each in runs]) for runs in rows], [runs[0].reference.runs for runs in rows]
+    )
+    return Mean(of, sum(map(len, rows)), len(rows), z, error)
 
 
 def standing_tables(runs: Sequence[RunResult]) -> list[StandingTable]:

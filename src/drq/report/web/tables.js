@@ -82,13 +82,13 @@ function standingBlock(standing, state) {
   if (!rows.length || !state.systems.has(standing.system)) return null;
   const place = (run, published) => signed(run.z, 2) + (run.above === null ? "" : ` (above ${run.above} of ${published[2]})`);
   const plusMinus = ([value, spread], digits) => [number(value, digits), el("span", { class: "spread" }, ` ± ${number(spread, digits)}`)];
+  const meanCell = (mean) => [signed(mean.z, 2), mean.error === null ? null : el("span", { class: "spread" }, ` ± ${number(mean.error, 2)}`)];
   return el("div", { class: "block standing" },
     el("h3", {}, standing.title),
-    plainTable("Mean z-scores", ["Mean z-score of", "Runs", "Tasks", "z ± standard error"], standing.means.map((mean) => [mean.of, mean.runs, mean.tasks,
-      mean.error === null ? signed(mean.z, 2) : [signed(mean.z, 2), el("span", { class: "spread" }, ` ± ${number(mean.error, 2)}`)]])),
+    plainTable("Mean z-scores", ["Mean z-score of", "Runs", "Tasks", "z ± standard error"], standing.means.map((mean) => [mean.of, mean.runs, mean.tasks, meanCell(mean)])),
     standingChart(standing, rows),
-    plainTable(standing.title, ["Task", "Published", "Runs", "Our runs", "z"], rows.map((row) => [row.title, plusMinus(row.published, standing.digits), row.published[2],
-      row.runs.map((run) => number(run.score, standing.digits)).join(", "), row.runs.map((run) => place(run, row.published)).join(", ")])));
+    plainTable(standing.title, ["Task", "Published", "Runs", "Our runs", "z", "Mean z"], rows.map((row) => [row.title, plusMinus(row.published, standing.digits), row.published[2],
+      row.runs.map((run) => number(run.score, standing.digits)).join(", "), row.runs.map((run) => place(run, row.published)).join(", "), meanCell(row.mean)])));
 }
 
 /* ---- Atari's aggregates ---- */
