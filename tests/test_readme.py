@@ -156,6 +156,14 @@ def test_the_z_scores_of_the_pages_come_out_of_their_commands(tmp_path: Path) ->
     assert found == {task.replace(" ", ""): columns[3] for task, columns in atari.items() if task != "Task"}
 
 
+def test_the_study_drawn_anew(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    (block,) = re.findall(r"```python\n(.*?)```", MEASURED, flags=re.S)
+    exec(block, {})
+    for line in capsys.readouterr().out.splitlines():
+        assert line.split(maxsplit=1)[1] in MEASURED
+
+
 def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     block, deploy = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
     monkeypatch.setattr(drq, "preset", lambda name, task: small(tmp_path / "run", task), raising=False)
