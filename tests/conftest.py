@@ -21,7 +21,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-LONG = ("ray", "envs_group", "learning", "trace", "launcher", "drawing", "claims", "dqn", "rainbow", "speed")
+LONG = ("ray", "envs_group", "learning", "trace", "launcher", "drawing", "claims", "dqn", "rainbow", "speed", "nvrtc")
 """Files that take longest, some of them waiting: they begin first, so that no worker is left alone with one."""
 
 

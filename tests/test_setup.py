@@ -34,6 +34,7 @@ PINS = {
 }
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+FOR_USERS = {name: lines for name, lines in EXTRAS.items() if name != "dev"}
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 
@@ -125,7 +126,7 @@ def test_the_doctor_asks_for_what_the_package_asks_for() -> None:
 
 def test_every_import_of_the_package_is_declared() -> None:
     """What src/drq imports comes with the package or with one of its extras for users."""
-    lines = [*PROJECT["dependencies"], *(line for name in EXTRAS if name != "dev" for line in EXTRAS[name])]
+    lines = [*PROJECT["dependencies"], *(line for lines in FOR_USERS.values() for line in lines)]
     declared = {canonicalize_name(Requirement(line).name) for line in lines}
     brought_along = {"OpenGL": "dm_control", "triton": "torch"}
     distributions = metadata.packages_distributions()
@@ -140,13 +141,13 @@ def test_every_import_of_the_package_is_declared() -> None:
                 assert owners & declared, f"{file.relative_to(ROOT)} imports {module}"
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("extra", FOR_USERS)
 def test_without_a_checkout_an_extra_is_installed_by_the_names_of_its_packages(
     extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A package index knows another project as drq."""
     monkeypatch.setattr(errors, "__file__", str(tmp_path / "lib" / "site-packages" / "drq" / "errors.py"))
-    wheel = [f'{line}; extra == "{name}"' for name, lines in EXTRAS.items() for line in lines]
+    wheel = [f'{line}; extra == "{name}"' for name, lines in FOR_USERS.items() for line in lines]
     monkeypatch.setattr(errors, "requires", lambda name: [*PROJECT["dependencies"], *wheel])
     pip, install, *packages = shlex.split(errors.install_command(extra))
     assert (pip, install) == ("pip", "install")

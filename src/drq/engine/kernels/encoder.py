@@ -20,12 +20,11 @@ MIN_IMAGE_SIZE = 20
 
 def supported(frames: Tensor, weights: Sequence[Tensor]) -> bool:
     """Whether the kernels apply: a GPU they run on, uint8 frames, and 3 x 3 layers of 32 channels."""
-    if not frames.is_cuda or not runtime.available():
+    if not _on_the_current_gpu(frames):
         return False
     if frames.dtype != torch.uint8 or frames.dim() != 4 or not frames.is_contiguous() or not weights:
         return False
-    # Launches go to the current device, and copies of four bytes must be aligned.
-    if frames.device.index != torch.cuda.current_device() or frames.data_ptr() % 4:
+    if frames.data_ptr() % 4:  # copies of four bytes must be aligned
         return False
     if any(w.device != frames.device or w.dtype != torch.float32 for w in weights):
         return False
@@ -42,6 +41,11 @@ def supported(frames: Tensor, weights: Sequence[Tensor]) -> bool:
         return False
     needed = layers.shared_bytes_needed(channels, height, width, len(weights))
     return needed <= runtime.shared_bytes_per_block()
+
+
+def _on_the_current_gpu(frames: Tensor) -> bool:
+    """Where launches go."""
+    return frames.is_cuda and runtime.available() and frames.device.index == torch.cuda.current_device()
 
 
 def _contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:

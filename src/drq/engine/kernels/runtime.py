@@ -9,10 +9,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import glob
+import importlib.util
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -36,21 +38,23 @@ class KernelError(RuntimeError):
 
 @functools.cache
 def _nvrtc() -> ctypes.CDLL:
-    major = (torch.version.cuda or "0").split(".")[0]
-    library_folder = Path(torch.__file__).parent / "lib"
-    site_packages = Path(torch.__file__).parent.parent
-    # PyTorch's own shim pulls the library in; the wheel's folder and the system's search path are the other places.
-    for shim in glob.glob(str(library_folder / "libcaffe2_nvrtc.so")):
-        try:
-            ctypes.CDLL(shim)
-        except OSError:
-            continue
-    wheel = sorted(glob.glob(str(site_packages / "nvidia" / "*" / "lib" / f"libnvrtc.so.{major}*")))
-    for name in (f"libnvrtc.so.{major}", *wheel, "libnvrtc.so", f"nvrtc64_{major}0_0.dll"):
-        try:
+    major = (torch.version.cuda or "").split(".")[0]  # any will do where PyTorch has none: nothing is launched there
+    nvidia = importlib.util.find_spec("nvidia")  # what all of NVIDIA's wheels are parts of
+    folders = (nvidia.submodule_search_locations if nvidia else None) or ()
+
+    def in_wheels(file: str) -> list[str]:
+        return sorted(found for folder in folders for found in glob.glob(f"{folder}/*/lib/{file}"))
+
+    # PyTorch's own shim pulls the library in; a wheel's folder and the system's search path are the other places. In a
+    # wheel NVRTC needs a second library, and does not look for it beside itself.
+    shim = str(Path(torch.__file__).parent / "lib" / "libcaffe2_nvrtc.so")
+    for first in (shim, *in_wheels(f"libnvrtc-builtins.so.{major}*")):
+        with suppress(OSError):
+            ctypes.CDLL(first)
+    wheels = in_wheels(f"libnvrtc.so.{major}*")
+    for name in (f"libnvrtc.so.{major}", *wheels, "libnvrtc.so", f"nvrtc64_{major}0_0.dll"):
+        with suppress(OSError):
             return ctypes.CDLL(name)
-        except OSError:
-            continue
     raise KernelError("NVRTC, which comes with PyTorch for CUDA, was not found")
 
 
@@ -83,24 +87,28 @@ def program_text(parts: Sequence[str], defines: Mapping[str, int | str]) -> str:
 
 def compile_program(text: str, architecture: str) -> bytes:
     """Machine code for one architecture, such as sm_90."""
+    return compile_with_log(text, architecture)[0]
+
+
+def compile_with_log(text: str, architecture: str, *options: str) -> tuple[bytes, str]:
+    """The machine code, and what NVRTC with further options says of it."""
     nvrtc = _nvrtc()
-    program = ctypes.c_void_p()
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
     if nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"drq.cu", 0, None, None):
         raise KernelError("NVRTC did not accept the program")
     try:
-        fused = b"--fmad=false" if EXACT in text else b"--fmad=true"
-        options = (ctypes.c_char_p * 3)(f"--gpu-architecture={architecture}".encode(), b"--std=c++17", fused)
-        failed = nvrtc.nvrtcCompileProgram(program, len(options), options)
-        size = ctypes.c_size_t()
+        fused = f"--fmad={'false' if EXACT in text else 'true'}"
+        given = [each.encode() for each in (f"--gpu-architecture={architecture}", "--std=c++17", fused, *options)]
+        failed = nvrtc.nvrtcCompileProgram(program, len(given), (ctypes.c_char_p * len(given))(*given))
+        nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetProgramLog(program, log)
         if failed:
-            nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-            log = ctypes.create_string_buffer(size.value)
-            nvrtc.nvrtcGetProgramLog(program, log)
             raise KernelError(f"a kernel does not compile for {architecture}:\n{log.value.decode()}")
         nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
         code = ctypes.create_string_buffer(size.value)
         nvrtc.nvrtcGetCUBIN(program, code)
-        return code.raw
+        return code.raw, log.value.decode()
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
