@@ -78,11 +78,36 @@ def test_transitions_are_the_replays(kernel_device: str, n_step: int, kind: str,
         assert torch.equal(ours.slots, theirs.slots)
 
 
+def otherwise(slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The same numbers of another type, not next to each other in memory."""
+    return torch.stack([slots.to(dtype), torch.full_like(slots, -1, dtype=dtype)], dim=-1)[..., 0]
+
+
+INTEGERS = pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+
+
+@INTEGERS
+def test_transitions_of_slots_that_lie_otherwise(kernel_device: str, dtype: torch.dtype) -> None:
+    """As a sampler of one's own may choose them."""
+    spec = EnvSpec("toy/any", (1, 4, 4), 3, "discrete", 4, 1, None)
+    replay = filled_replay(kernel_device, spec, 3)
+    choice = UniformSampler().choose(replay, replay.draw(7, torch.Generator(kernel_device)))
+    expected = replay.gather(choice)
+    found = kernels.transitions(replay, choice._replace(slots=otherwise(choice.slots, dtype)))
+    assert torch.equal(found.action, expected.action)
+    torch.testing.assert_close(found.reward, expected.reward)
+
+
 def assert_views_are_those_of_algorithm_1(device: str, f: Augmentation, channels: int, stack: int) -> torch.Tensor:
-    """Bit for bit."""
     frames = torch.randint(0, 256, (9, channels, 11, 13), dtype=torch.uint8, device=device)
     states = StackedFrames(frames, torch.randint(0, 9, (5, stack), device=device))
     nu = f.sample(3 * 5, (11, 13), torch.Generator(device).manual_seed(0))
+    return assert_same_views(f, states, nu)
+
+
+def assert_same_views(f: Augmentation, states: StackedFrames, nu: torch.Tensor) -> torch.Tensor:
+    """Bit for bit."""
+    device = nu.device.type
     ours = fast_backend(device)
     found, expected = ours.views(ours.augmentation(f), states, nu), Backend(device).views(f, states, nu)
     assert isinstance(found, torch.Tensor)
@@ -131,6 +156,30 @@ def test_what_an_augmentation_does_after_the_kernel(kernel_device: str, f: Augme
     assert_views_are_those_of_algorithm_1(kernel_device, f, 1, 4)
 
 
+class Fine:
+    """Draws in double precision, which then all of ν is in."""
+
+    columns = 1
+
+    def sample(self, count: int, _size: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
+        return torch.rand(count, 1, generator=generator, device=generator.device, dtype=torch.float64)
+
+    def __call__(self, images: torch.Tensor, nu: torch.Tensor) -> torch.Tensor:
+        return images * (nu[:, :, None, None] < 0.5)
+
+
+def test_views_of_numbers_in_double_precision(kernel_device: str) -> None:
+    assert_views_are_those_of_algorithm_1(kernel_device, Compose((parse("shift"), Fine())), 1, 4)
+
+
+@INTEGERS
+def test_views_of_slots_that_lie_otherwise(kernel_device: str, dtype: torch.dtype) -> None:
+    frames = torch.randint(0, 256, (9, 3, 5, 6), dtype=torch.uint8, device=kernel_device)
+    slots = otherwise(torch.randint(0, 9, (4, 3), device=kernel_device), dtype)
+    f = parse("shift")
+    assert_same_views(f, StackedFrames(frames, slots), f.sample(8, (5, 6), torch.Generator(kernel_device)))
+
+
 class Recorded(TorchDispatchMode):
     """Operators that do more than look at memory otherwise: on a GPU, launches."""
 
@@ -169,6 +218,19 @@ def optimizers(
     plain = FusedAdam(parameters, *rates, weight_decay=weight_decay)
     ours = FusedAdam(others, *rates, lambda: kernels.Adam(ours_on, decay=weight_decay > 0), weight_decay)
     return plain, ours
+
+
+def test_parameters_in_double_precision_are_left_to_pytorch(kernel_device: str) -> None:
+    """As the logarithm of a temperature is that numpy has taken."""
+    plain, ours = (nn.Parameter(torch.tensor(np.log(0.1), device=kernel_device)) for _ in range(2))
+    backend = fast_backend(kernel_device)
+    for parameter, on in ((plain, Backend(kernel_device)), (ours, backend)):
+        optimizer = on.adam([parameter], 0.1)
+        for _ in range(3):
+            on.descend(optimizer, (parameter + 2) ** 2, [parameter])
+    assert ours.dtype == torch.float64
+    assert ours.item() != np.log(0.1)
+    torch.testing.assert_close(ours, plain)
 
 
 def assert_same_steps(

@@ -102,7 +102,8 @@ class FastBackend(Backend):
         if self.factors is None:
             return
         optimizers = [optimizer for optimizer in agent.optimizers.values() if isinstance(optimizer, FusedAdam)]
-        kept = {w for o in optimizers if o.average for w in (*o.param_groups[0]["params"], *o.average.weights)}
+        ours = [(o.average, o.param_groups[0]["params"]) for o in optimizers]
+        kept = {w for average, own in ours if average and _in_float32(own) for w in (*own, *average.weights)}
         # The first convolution divides its weights before it multiplies with them.
         first = [module.layers[0] for module in agent.modules.modules() if isinstance(module, PixelEncoder)]
         for layer in agent.modules.modules():
@@ -245,14 +246,15 @@ class FastBackend(Backend):
         weight_decay: float = 0.0,
         average: Average | None = None,
     ) -> Optimizer:
+        parameters = list(parameters)
         # Chosen when it first steps, after `prepare`; each has one of its own, as it keeps a counter.
         return FusedAdam(
-            list(parameters),
+            parameters,
             learning_rate,
             betas,
             eps,
             lambda: kernels.Adam(self.device, decay=weight_decay > 0, average=average is not None)
-            if self.kernels
+            if self.kernels and _in_float32(parameters)
             else descend,
             weight_decay,
             average,
@@ -322,6 +324,11 @@ class Begun:
     """Of ν that are used up."""
     rest: Augmentation
     """What comes after."""
+
+
+def _in_float32(parameters: Iterable[Tensor]) -> bool:
+    """As our kernels have weights. An agent of somebody's own may have others, such as the logarithm of a number."""
+    return all(parameter.dtype == torch.float32 for parameter in parameters)
 
 
 def _is_shift(f: Augmentation) -> bool:

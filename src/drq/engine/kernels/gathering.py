@@ -33,6 +33,7 @@ def transitions(replay: Replay, chosen: Tensor | Choice) -> Batch:
     spec = replay.spec
     uniform = isinstance(chosen, Tensor)
     picked, weights = (chosen, None) if isinstance(chosen, Tensor) else chosen
+    picked = picked.long().contiguous()  # a sampler of somebody's own may give them otherwise
     count = len(picked)
     action = rows.new_empty(count, spec.action_size) if spec.action_kind == "continuous" else places.new_empty(count)
     reward, discount = rows.new_empty(2, count)
@@ -54,7 +55,8 @@ def stacked_views(states: StackedFrames, nu: Tensor, *, shifted: bool, intensity
 
     Channels last; uint8, or with an intensity float32. `nu` may have further columns.
     """
-    views: Tensor = _stacked_views(states.frames, states.slots, nu.contiguous(), shifted, intensity)
+    slots, nu = states.slots.long().contiguous(), nu.float().contiguous()
+    views: Tensor = _stacked_views(states.frames, slots, nu, shifted, intensity)
     return views
 
 
