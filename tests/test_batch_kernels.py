@@ -180,6 +180,29 @@ def test_views_of_slots_that_lie_otherwise(kernel_device: str, dtype: torch.dtyp
     assert_same_views(f, StackedFrames(frames, slots), f.sample(8, (5, 6), torch.Generator(kernel_device)))
 
 
+def test_more_views_than_a_launch_has_room_for(kernel_device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    kernel = runtime.kernel
+    monkeypatch.setattr(runtime, "kernel", lambda name, *rest: asked.append(name) or kernel(name, *rest))
+    frames = torch.randint(0, 256, (9, 1, 2, 2), dtype=torch.uint8, device=kernel_device)
+    states = StackedFrames(frames, torch.randint(0, 9, (2**15, 2), device=kernel_device))
+    f = parse("shift")
+    assert_same_views(f, states, f.sample(2**16, (2, 2), torch.Generator(kernel_device)))
+    assert asked == []
+
+
+def test_views_of_more_than_two_gigabytes_of_frames(kernel_device: str) -> None:
+    shape = 2**31 // (3 * 8 * 8) + 2, 3, 8, 8
+    if kernel_device == "cpu":
+        frames = torch.from_numpy(np.zeros(shape, np.uint8))  # of which only what is written is ever there
+    else:
+        frames = torch.zeros(shape, dtype=torch.uint8, device=kernel_device)
+    frames[-2:] = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
+    slots = torch.tensor([[0, shape[0] - 2, shape[0] - 1]], device=kernel_device)
+    f = parse("shift")
+    assert_same_views(f, StackedFrames(frames, slots), f.sample(2, (8, 8), torch.Generator(kernel_device)))
+
+
 class Recorded(TorchDispatchMode):
     """Operators that do more than look at memory otherwise: on a GPU, launches."""
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drq.backend import same_pool
+from drq.engine import EngineSettings, FastBackend, kernels
 from drq.engine.kernels.conv_pool import _conv_pool, conv_pool, conv_pool_suits
 
 
@@ -106,3 +107,16 @@ def test_what_it_does_not_suit_is_refused() -> None:
     assert not conv_pool_suits(suited.float(), 84, 84)
     for shape in ((64, 3, 3, 3), (64, 12, 3, 3), (64, 64, 3, 3), (128, 4, 3, 3), (64, 4, 5, 5)):
         assert not conv_pool_suits(suited.new_zeros(shape), 84, 84)
+
+
+def test_what_32_bits_do_not_count_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(kernels, "conv_pool", lambda x, *rest: taken.append(len(x)) or conv_pool(x, *rest))
+    nowhere = torch.device("meta")
+    backend = FastBackend(EngineSettings(nowhere, "bf16", False, False, kernels=True, eval_process=False))
+    backend.kernels = True
+    weight, bias = torch.empty(64, 4, 3, 3, device=nowhere), torch.empty(64, device=nowhere)
+    for images in (4_755, 4_756):
+        x = torch.empty(images, 4, 84, 84, dtype=torch.uint8, device=nowhere)
+        assert backend.convolution(x, weight, bias, padding=1, pool=True).shape == (images, 64, 42, 42)
+    assert taken == [4_755]

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -111,6 +112,19 @@ def test_the_shared_memory_asked_for_is_what_kernels_take(size: int, monkeypatch
     frames, slots, _ = observations("cpu", 1, size, size)
     encoder.prepare(frames, slots, network("cpu")[0])
     assert layers.shared_bytes_needed(9, size, size, depth=4) == max(taken)
+
+
+def test_features_of_more_than_two_gigabytes_of_frames(device: str) -> None:
+    images, slots, shifts = observations(device, 2, 20, 20)
+    shape = 2**31 // images[0].numel() + len(images), *images.shape[1:]
+    if device == "cpu":
+        frames = torch.from_numpy(np.zeros(shape, np.uint8))  # of which only what is written is ever there
+    else:
+        frames = torch.zeros(shape, dtype=torch.uint8, device=device)
+    frames[-len(images) :] = images
+    parameters = network(device, depth=1)
+    found = kernels.encode_views(frames, slots + shape[0] - len(images), shifts, *parameters)
+    assert torch.equal(found, kernels.encode_views(images, slots, shifts, *parameters))
 
 
 def test_features_and_gradients(device: str) -> None:

@@ -39,6 +39,8 @@ TILE = 64
 """Outputs that they compute together. On an H200, 1,024 x 39,200 inputs and 64 outputs take 33 us, 50 outputs 76 us."""
 WIDE_INPUT = 4096
 """Inputs from which a layer's time is worth a copy of its weights."""
+MOST_ELEMENTS = 2**31
+"""Of what a convolution reads or writes, as far as kernels of ours count in 32 bits: 4,755 images of `strong`."""
 
 
 class FrameViews(NamedTuple):
@@ -172,7 +174,8 @@ class FastBackend(Backend):
     ) -> Tensor:
         factors = self.factors or weight.dtype
         x, weight = x.to(factors), weight.to(factors)
-        ours = self.kernels and x.device.type == self.device.type
+        countable = len(x) * max(x.shape[1], len(weight)) * x.shape[2] * x.shape[3] < MOST_ELEMENTS
+        ours = self.kernels and countable and x.device.type == self.device.type
         same = ours and stride == padding == 1
         without_gradient = same and not torch.is_grad_enabled() and kernels.conv_same_suits(weight, *x.shape[2:])
         if without_gradient and not pool:
@@ -213,7 +216,7 @@ class FastBackend(Backend):
                 shifts = nu.int() if nu.shape[1] else torch.zeros(len(nu), 2, dtype=torch.int32, device=nu.device)
                 return FrameViews(states.frames, slots, shifts)
             for known, begun in self._augmentations:  # one that we were not told of is made plainly
-                if known is f and begun is not None:
+                if known is f and begun is not None and len(nu) <= kernels.MOST_VIEWS:
                     views = kernels.stacked_views(states, nu, shifted=begun.shifted, intensity=begun.intensity)
                     return begun.rest(views, nu[:, begun.columns :])
         return super().views(f, states, nu)

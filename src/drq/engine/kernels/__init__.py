@@ -14,11 +14,12 @@ from .adam import Adam, adam_kernels
 from .conv_pool import conv_pool, conv_pool_suits
 from .conv_same import conv_same, conv_same_suits
 from .encoder import encode_views, encode_views_two, prepare, supported
-from .gathering import stacked_kernel, stacked_views, transitions, transitions_kernel
+from .gathering import MOST_VIEWS, stacked_kernel, stacked_views, transitions, transitions_kernel
 from .runtime import KernelError, available, compile_together
 from .storing import Store, store_kernel
 
 __all__ = [
+    "MOST_VIEWS",
     "Adam",
     "KernelError",
     "Store",

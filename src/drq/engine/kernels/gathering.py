@@ -11,6 +11,8 @@ from drq.replay import Batch, Choice, Replay
 from . import runtime
 
 THREADS = 128
+MOST_VIEWS = 2**16 - 1
+"""That `stacked_views` makes at once: a launch has no more rows of blocks."""
 
 
 def transitions_kernel(replay: Replay, *, uniform: bool = True) -> runtime.Launchable:
