@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 from drq.engine.settings import EngineSettings
 from drq.envs import Action, EnvironmentGroup, EnvSpec, Frame, Step
 from drq.envs.group import ThreadedGroup
+from drq.errors import UserError
 from drq.training.evaluate import Episode, Evaluation, Evaluator, FrameStack
 from drq.training.seeds import Purpose, seed_for
 
@@ -187,6 +188,23 @@ def test_a_video_shows_the_first_episode_alone(parallel: int) -> None:
     assert (pictures[:, 0, 0, 0].astype(int) * 256 + pictures[:, 0, 0, 1] == seed).all()
     assert pictures[:, 0, 0, 2].tolist() == list(range(played[0].agent_steps + 1))
     assert [len(episode.video) for episode in played[1:]] == [0] * 4
+
+
+def test_a_video_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    length = play_alone(0).agent_steps
+    monkeypatch.setattr("drq.training.evaluate.MOST_PICTURES", length - 1)
+    played = evaluate(3, episodes=1, video=True).episodes
+    assert played[0].agent_steps == length
+    assert [int(picture[0, 0, 2]) for picture in played[0].video] == list(range(length - 1))
+
+
+def test_an_episode_without_end_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    length = play_alone(0).agent_steps
+    monkeypatch.setattr("drq.training.evaluate.ENDLESS", length)
+    assert evaluate(1, episodes=1).episodes[0].agent_steps == length
+    monkeypatch.setattr("drq.training.evaluate.ENDLESS", length - 1)
+    with pytest.raises(UserError, match=r"did not end in .*--env\.max-episode-steps"):
+        evaluate(1, episodes=1)
 
 
 @pytest.mark.parametrize("parallel", [1, 3, 10])

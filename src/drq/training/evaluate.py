@@ -15,6 +15,7 @@ from drq.agents.protocol import Agent
 from drq.engine import EngineSettings, HostActor, to_action
 from drq.envs.group import EnvironmentGroup
 from drq.envs.protocol import EnvSpec, Frame
+from drq.errors import UserError
 from drq.training.seeds import Purpose, seed_for
 
 
@@ -92,6 +93,11 @@ class Evaluation:
             for name in names
         }
 
+
+ENDLESS = 100_000
+"""Agent steps of an episode without a time limit, after which it is taken to have no end."""
+MOST_PICTURES = 5_000
+"""In a video, three minutes of it: they are all in memory at once, up to 200 kB each."""
 
 MOST_AT_ONCE_UNTIL_ENOUGH = 16
 """Episodes at once where they are played until there are enough agent steps. Of more, more would be played in vain: of
@@ -205,7 +211,7 @@ class Evaluator:
                 record(slot)
 
         def record(slot: int) -> None:
-            if video and number_in[slot] == 0:
+            if video and number_in[slot] == 0 and len(snapshots) < MOST_PICTURES:
                 snapshots.append(group.snapshot(slot))
             if show is not None:
                 show(group.develop([group.snapshot(slot)])[0])
@@ -226,6 +232,11 @@ class Evaluator:
                 episode = numbered.begun[number_in[slot]]
                 episode.score += step.score
                 episode.agent_steps += 1
+                if episode.agent_steps >= ENDLESS and spec.max_episode_agent_steps is None and not step.done:
+                    raise UserError(
+                        f"An episode of {spec.task} did not end in {ENDLESS:,} agent steps of an evaluation: train "
+                        "with a time limit (--env.max-episode-steps), in a new folder."
+                    )
                 episode.info = step.info or episode.info
                 stacks[slot].push(step.frame)
                 record(slot)

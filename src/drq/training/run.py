@@ -285,7 +285,7 @@ class Trainer:
         say(f"{config.task} on {where}; replay of {capacity:,} transitions: {self._replay_bytes / 1e9:.2f} GB.")
         if spec.sees:
             say(f"The agent sees {spec.sees}.")
-        if spec.max_episode_agent_steps is None:  # an evaluation plays whole episodes, were it for ever
+        if spec.max_episode_agent_steps is None:  # an evaluation plays whole episodes
             say("Its episodes have no time limit: unless they end by themselves, set --env.max-episode-steps.")
         if not self.schedule.total_updates:
             say(
