@@ -63,6 +63,8 @@ def test_the_page_in_a_browser(finished: tuple[Path, str]) -> None:
             colours.append(text)
         assert colours[0] != colours[1]
         assert browser.run("document.querySelectorAll('tbody tr').length") == 4
+        browser.appear(width=390, mobile=True)
+        assert browser.run("document.documentElement.scrollWidth") <= 390
 
 
 def test_a_failure_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -239,6 +239,29 @@ def test_training_games_of_runs_that_were_evaluated_at_their_end(browser: Browse
     assert count(browser, "#curves path.training") == 0
 
 
+def test_what_was_published_beyond_a_chart_has_no_row_below_it(browser: Browser, tmp_path: Path) -> None:
+    fake_run(tmp_path / "runs", preset="state", env={"observation": "state"})
+    show(browser, tmp_path / "r.html", tmp_path)
+    names = texts(browser, "#curves .reading .name")
+    assert "SAC State (paper) at 100k" in names
+    assert [name for name in names if name.endswith("500k")] == []
+
+
+def test_the_name_of_an_axis_has_room_beside_its_numbers(browser: Browser, tmp_path: Path) -> None:
+    for game, level in (("pong", 20), ("crazy_climber", 1e5), ("demon_attack", 1e7)):
+        fake_run(tmp_path / "runs", f"atari/{game}", every=50_000, level=level)
+    show(browser, tmp_path / "r.html", tmp_path)
+    left = "(node) => node.getBoundingClientRect()"
+    room = browser.run(
+        f"""[...document.querySelectorAll('#curves svg.chart')].map((chart) => {{
+        const name = [...chart.querySelectorAll('text.axis')].find((one) => one.textContent === 'return');
+        const numbers = [...chart.querySelectorAll('text[text-anchor=end]:not(.axis)')].map({left});
+        return Math.min(...numbers.map((one) => one.left)) - ({left})(name).right; }})"""
+    )
+    assert len(room) == 3
+    assert min(room) > 0
+
+
 def test_atari_aggregates_and_grids(browser: Browser, tmp_path: Path) -> None:
     for game in ("alien", "pong", "boxing"):
         for seed in (1, 2):

@@ -137,13 +137,13 @@ def _page(
         for newest in sorted(each.folder.videos.glob("*.mp4"))[-1:]
     )
     missing = "" if videos else "<p>No video: ffmpeg is missing (pip install imageio-ffmpeg).</p>"
-    next_steps = "\n".join(
-        f"{html.escape(f'{_command()} {words}'):<55} # {what}"
-        for words, what in (
-            (f"report {arguments.dir} --out report.html", "all about these two runs"),
-            ("demo --seed 2 --dir demo-2", "is it luck?"),
-            ("train toy/catch", "another task, as quick"),
-            ("train dmc/cartpole-swingup --preset cpu", "the control suite: hours"),
+    next_steps = "".join(
+        f"<dt>{what}</dt><dd><code>{html.escape(f'{_command()} {words}')}</code></dd>"
+        for what, words in (
+            ("All about these two runs:", f"report {arguments.dir} --out report.html"),
+            ("Is it luck?", "demo --seed 2 --dir demo-2"),
+            ("Another task, as quick:", "train toy/catch"),
+            ("The control suite, hours:", "train dmc/cartpole-swingup --preset cpu"),
         )
     )
     return f"""<!doctype html>
@@ -156,7 +156,8 @@ body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 44rem; margin: 2rem aut
 table {{ border-collapse: collapse }} th, td {{ padding: .3rem 1rem .3rem 0; text-align: right }}
 th:first-child {{ text-align: left }} figure {{ display: inline-block; margin: 0 1rem 1rem 0 }}
 figure img {{ width: 96px; image-rendering: pixelated; border-radius: 4px }}
-pre {{ overflow: auto }} svg {{ max-width: 100%; height: auto }} svg text {{ font-size: 13px; fill: currentColor }}
+dd {{ margin: 0 0 .6rem }} svg {{ max-width: 100%; height: auto }} svg text {{ font-size: 13px; fill: currentColor }}
+@media (max-width: 40rem) {{ svg text {{ font-size: 20px }} }}
 </style></head><body>
 <h1>Augmentation at work</h1>
 <p>Two agents learn <code>{TASK}</code> from 24&times;24 images: the red dot has to reach the green one. They are the
@@ -167,7 +168,7 @@ same SAC; one sees its memories shifted at random by up to four pixels (DrQ, K =
 {_curves(contestants, references)}
 <div>{videos}{missing}</div>
 <h2>What next</h2>
-<pre>{next_steps}</pre>
+<dl>{next_steps}</dl>
 </body></html>
 """
 
@@ -211,15 +212,15 @@ def _curves(contestants: list[Contestant], references: dict[str, float]) -> str:
     for step in (0, last / 2, last):
         x, _ = place(step, 0).split(",")
         parts.append(f'<text x="{x}" y="290" text-anchor="middle">{step:,.0f}</text>')
-    parts.append('<text x="340" y="312" text-anchor="middle">env steps</text>')
+    parts.append('<text x="340" y="318" text-anchor="middle">env steps</text>')
     parts.append('<text x="14" y="145" text-anchor="middle" transform="rotate(-90 14 145)">return</text>')
     for name, reference in references.items():
         x, y = place(0, reference).split(",")
         parts.append(f'<path d="M{x} {y}H620" stroke="currentColor" stroke-dasharray="2 4"/>')
         parts.append(f'<text x="66" y="{float(y) - 5:.1f}">{name}</text>')
     heights = [float(place(*curve[-1]).split(",")[1]) + 4 for curve in curves]
-    if abs(heights[0] - heights[1]) < 16:  # their names would be written over each other
-        apart = 8 if heights[0] > heights[1] else -8
+    if abs(heights[0] - heights[1]) < 24:  # their names would be written over each other
+        apart = 12 if heights[0] > heights[1] else -12
         heights = [heights[0] + apart, heights[1] - apart]
     for each, curve, height, colour in zip(contestants, curves, heights, ("--drq", "--none"), strict=True):
         points = " ".join(place(*point) for point in curve)
@@ -227,4 +228,4 @@ def _curves(contestants: list[Contestant], references: dict[str, float]) -> str:
         parts.append(f'<polyline points="{points}" fill="none" stroke-width="2.5" {style}/>')
         parts.append(f'<text x="626" y="{height:.1f}" style="fill:var({colour})">{each.label}</text>')
     label = "Return of both agents over env steps"
-    return f'<svg viewBox="0 0 750 320" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    return f'<svg viewBox="0 0 800 330" role="img" aria-label="{label}">{"".join(parts)}</svg>'

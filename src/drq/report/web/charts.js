@@ -92,7 +92,7 @@ function swatch(system) {
 
 /* ---- learning curves ---- */
 
-const FRAME = { width: 420, height: 240, left: 62, right: 14, top: 10, bottom: 38 };
+const FRAME = { width: 420, height: 240, right: 14, top: 10, bottom: 38 };
 
 /** What a panel shows now: a line of {x, mean, std, n} points for each system and published curve. */
 function linesOf(panel, state) {
@@ -129,11 +129,12 @@ function nearest(points, x) {
 
 /** The chart of one panel with its reading; returns nothing to draw when every line is off. */
 function curveChart(panel, state) {
-  const lines = linesOf(panel, state);
-  const own = lines.filter((line) => line.system !== null);
+  const found = linesOf(panel, state);
+  const own = found.filter((line) => line.system !== null);
   if (!own.length) return el("p", { class: "empty" }, "Nothing is switched on for this task.");
-  const { width, height, left, right, top, bottom } = FRAME;
+  const { width, height, right, top, bottom } = FRAME;
   const end = Math.max(...own.flatMap((line) => line.points.map((point) => point.x))) || 1;
+  const lines = found.filter((line) => line.points[0].x <= end);
   const training = panel.training.filter((one) => state.systems.has(one.system) && !state.runsOff.has(one.run))
     .map((one) => ({ system: one.system, points: one.x.map((x, at) => ({ x, mean: one.y[at] })) }));
   const inside = [...lines, ...training].flatMap((line) => line.points.filter((point) => point.x <= end));
@@ -141,6 +142,8 @@ function curveChart(panel, state) {
   const high = Math.min(panel.top ?? Infinity, Math.max(...inside.map((point) => point.mean + (point.std ?? 0)), low + 1e-6));
   const yTicks = ticks(low, high, 4);
   const [y0, y1] = [yTicks[0], yTicks[yTicks.length - 1]];
+  const yLabels = yTicks.map((y) => number(y, decimals(yTicks)));
+  const left = 27 + 7 * Math.max(5, ...yLabels.map((label) => label.length));
   const fixed = (value) => +value.toFixed(1);
   const px = (x) => fixed(left + (x / end) * (width - left - right));
   const py = (y) => fixed(height - bottom - ((y - y0) / (y1 - y0 || 1)) * (height - top - bottom));
@@ -213,8 +216,8 @@ function curveChart(panel, state) {
     },
   },
     svg("clipPath", { id: clip }, svg("rect", { x: left, y: top, width: width - left - right, height: height - top - bottom })),
-    yTicks.map((y) => [svg("line", { class: "rule", x1: left, x2: width - right, y1: py(y), y2: py(y) }),
-      svg("text", { x: left - 7, y: py(y) + 4, "text-anchor": "end" }, number(y, decimals(yTicks)))]),
+    yTicks.map((y, at) => [svg("line", { class: "rule", x1: left, x2: width - right, y1: py(y), y2: py(y) }),
+      svg("text", { x: left - 7, y: py(y) + 4, "text-anchor": "end" }, yLabels[at])]),
     xTicks.map((x) => svg("text", { x: px(x), y: height - bottom + 16, "text-anchor": "middle" }, steps(x))),
     svg("text", { x: width - right, y: height - 3, "text-anchor": "end", class: "axis" }, panel.unit),
     svg("text", { transform: `translate(11 ${(top + height - bottom) / 2}) rotate(-90)`, "text-anchor": "middle", class: "axis" }, "return"),
@@ -248,7 +251,7 @@ function intervalChart(title, rows, { reference, from, to }) {
 /* ---- runs among published ones: a row a task, a mark a run, and the means with their 95% intervals below ---- */
 
 function standingChart(standing, rows) {
-  const [width, left, right, top, step] = [640, 186, 14, 8, 20];
+  const [width, left, right, top, step] = [520, 160, 14, 8, 20];
   const below = standing.means.length * step + 10;
   const height = top + rows.length * step + below + 40;
   const reach = Math.max(3, Math.ceil(Math.max(...rows.flatMap((row) => row.runs.map((run) => Math.abs(run.z))))));
