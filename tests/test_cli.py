@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
+import tyro
 
 from drq import cli
+from drq.config import TrainConfig
 from drq.errors import UserError
+from drq.presets import preset
 from runs import FLAGS, drq, fails, rows
 
 
@@ -95,6 +99,16 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     with contextlib.suppress(SystemExit):
         cli.main([command, "--help"])
     assert f"drq {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("task", ["dmc/walker-walk", "atari/pong"])
+def test_train_help_breaks_no_sentence(task: str) -> None:
+    """tyro keeps the line breaks of docstrings."""
+    default = preset("strong" if task == "atari/pong" else "planet", task)
+    parser = tyro.extras.get_parser(TrainConfig, default=default, config=(tyro.conf.AvoidSubcommands,))
+    texts = [str(action.help) for action in parser._actions]
+    assert len(texts) > 40
+    assert [text for text in texts if re.search(r"[^.]\n", text)] == []
 
 
 def test_train_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,16 @@ def test_a_sound_environment(
     assert Image.open(tmp_path / "seen.png").size == (3 * 24 * 4, 24 * 4)
 
 
+def test_bounds_that_differ_are_all_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    low, high = np.array([-1, 0, 10], np.float32), np.array([1, 5, 10.5], np.float32)
+    monkeypatch.setattr(Faulty, "action_space", spaces.Box(low, high))
+    gymnasium.register("Arm-v0", lambda: Faulty("none"), max_episode_steps=9)
+    assert "3 numbers from (-1, 0, 10) to (1, 5, 10.5): SAC" in check(capsys, "gym/Arm-v0")[1]
+
+
 @pytest.mark.parametrize("task", ["toy/catch", "toy/reach"])
 def test_our_own_tasks_have_no_fault(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -111,3 +111,8 @@ def test_a_run_shows_the_evaluation_that_it_waits_for(
     trainer.run()
     assert shown
     assert all(0 <= done <= of == 2 and unit == "episodes" for done, of, unit in shown)
+
+
+def test_the_first_line_has_no_shares_of_a_time_that_was_not_spent(capsys: pytest.CaptureFixture[str]) -> None:
+    Progress(budget=300, unit="env steps", clock=Clock()).show(1, 2, None)
+    assert capsys.readouterr().err == "1 / 300 env steps\n"

@@ -19,17 +19,17 @@ from drq.errors import DeviceLost, UserError, did_you_mean, end_at_once
 
 USAGE = """usage: drq COMMAND ...
 
-  demo      see augmentation work in five minutes
-  train     train an agent: drq train dmc/walker-walk --preset planet
-  eval      play a trained agent: drq eval runs/walker --episodes 10 --video walker.mp4
-  export    take the policy away in one file: drq export runs/walker --out walker.drq
-  check     is my environment fit for training? drq check gym/MyEnv-v0 --import my_env
-  tasks     list the tasks and their action repeats
-  suite     the paper's experiments: drq suite list; drq suite run planet; drq suite status runs/planet
-  report    a page with curves and tables: drq report runs/planet --out report.html
-  watch     the same page live, while runs train: drq watch runs
-  speed     how fast this machine trains
-  doctor    check this machine
+  demo        see augmentation work in five minutes
+  train       train an agent: drq train dmc/walker-walk --preset planet
+  eval        play a trained agent: drq eval runs/walker --episodes 10 --video walker.mp4
+  export      take the policy away in one file: drq export runs/walker --out walker.drq
+  check       is my environment fit for training? drq check gym/MyEnv-v0 --import my_env
+  tasks       list the tasks and their action repeats
+  suite       the paper's experiments: drq suite list; drq suite run planet; drq suite status runs/planet
+  report      a page with curves and tables: drq report runs/planet --out report.html
+  watch       the same page live, while runs train: drq watch runs
+  speed       how fast this machine trains
+  doctor      check this machine
   completion  complete commands, options and tasks in bash, zsh or fish
 
 `drq COMMAND --help` explains each.
@@ -155,8 +155,7 @@ class ExportArguments:
     best: bool = False
     """Of a run folder: what acted in its evaluation with the highest mean return, not the latest checkpoint."""
     format: Literal["drq", "onnx", "pt2"] | None = None
-    """drq is for `drq.load` and `drq eval`; onnx and pt2 (torch.export) are the network with its preprocessing as one
-    graph, checked against the policy's own actions. Unset: as the name of the file ends, otherwise drq."""
+    """drq: for `drq.load` and `drq eval`; onnx, pt2 (torch.export): a graph. Unset: as the file's name ends."""
     dtype: Literal["float32", "bf16"] = "float32"
     """Of the weights in the file: bf16 halves it. Actions are computed in float32 all the same."""
     frame: str | None = None
@@ -181,7 +180,7 @@ def export_command(args: list[str]) -> None:
 class TasksArguments:
     """Lists the tasks and the action repeat that each preset gives them."""
 
-    family: Positional[str | None] = None
+    family: Annotated[str | None, Positional, arg(metavar="FAMILY")] = None
     """dmc, atari, gym or toy. Unset: all."""
     imports: Imports = ()
     """Modules imported first, such as the one that registers your environment."""

@@ -31,16 +31,15 @@ class EnvConfig:
     camera: int | None = None
     """Camera of a control-suite task. Unset: 0, and 2 for quadruped."""
     render: Render = "auto"
-    """Control suite: `paper` gives dm_control's own pixels, `fast` a smaller shadow map; `ray` draws without OpenGL,
-    `cuda` the same inside the GPU's program; `auto` is the fastest that this machine has (docs/fidelity.md)."""
+    """Control suite: `paper` is dm_control's own pixels, `fast` those with a smaller shadow map, `ray` needs no OpenGL.
+    `cuda` is `ray` inside the GPU's program; `auto` the fastest that this machine has (docs/fidelity.md)."""
     no_op_steps: bool = False
-    """Atari: begin a game with 0 to 29 agent steps without an action, as much published code does, instead of 0 to 30
-    frames."""
+    """Atari: a game begins with 0 to 29 agent steps, not 0 to 30 frames, of no action, as in much published code."""
     zero_stack: bool = False
-    """Atari: zeros for the frames that a stack lacks at the beginning, in training also after a lost life, as in much
-    published code. Otherwise a game's first frame is repeated."""
+    """Atari: a new stack has zeros, not its first frame again, and in training a lost life makes a new one.
+    Much published code does so."""
     max_episode_steps: int | None = None
-    """Time limit in env steps for gym tasks. Unset: the environment's own."""
+    """Time limit of an episode in env steps. Unset: the task's own."""
     image_key: str | None = None
     """Which image a gym task's agent sees, where observations are a Dict."""
     kwargs: str = "{}"
@@ -54,7 +53,7 @@ class AgentConfig:
     """What every agent has, whatever it learns with: its own settings come after."""
 
     augmentation: str = "shift"
-    """Image transformation f: shift, cutout, hflip, vflip, rotate, intensity, none, or several joined by `+`."""
+    """Image transformation f: shift, cutout, hflip, vflip, rotate, intensity, none, my_module:Mine; several: f+g."""
     k: int = 2
     """Views of the next observation averaged in the target (K)."""
     m: int = 2
@@ -110,7 +109,7 @@ class DiscreteConfig(AgentConfig):
     """What agents of discrete actions have. The paper's Atari table."""
 
     augmentation: str = "shift+intensity"
-    """Image transformation f: shift, cutout, hflip, vflip, rotate, intensity, none, or several joined by `+`."""
+    """Image transformation f: shift, cutout, hflip, vflip, rotate, intensity, none, my_module:Mine; several: f+g."""
     k: int = 1
     """Views of the next observation averaged in the target (K)."""
     m: int = 1
@@ -177,13 +176,11 @@ class RainbowConfig(DiscreteConfig):
     n_step: int = 10
     """Length of the returns at the start and after a reset: long ones spread rewards soon."""
     n_step_final: int = 3
-    """Their length once it is annealed: short ones are less biased by old actions. The same as the other: no
-    annealing."""
+    """Their length once it is annealed: short ones are less biased by old actions. As n_step: no annealing."""
     anneal_updates: int = 10_000
     """Updates over which both are annealed exponentially, anew after each reset. 0: the final values at once."""
     early_bootstrap: bool = False
-    """The published code's slip: bootstrap from the state one step before the end of the return, blind to a terminal
-    state there."""
+    """The published code's slip: bootstrap one step before the return's end, blind to a terminal state there."""
     atoms: int = 51
     """Of the distribution over returns (C51). 1: plain values with a Huber loss."""
     value_limit: float = 10.0
@@ -247,7 +244,7 @@ class EvalConfig:
     min_agent_steps: int = 0
     """Go on with whole episodes until this many agent steps are played (Atari's 125k), whatever `episodes` says."""
     video: bool = True
-    """Record one episode of every evaluation."""
+    """Record one episode of every evaluation, its first 5,000 agent steps."""
 
 
 @dataclass(frozen=True)
@@ -261,8 +258,7 @@ class EngineConfig:
     cuda_graphs: Literal["auto", "on", "off"] = "auto"
     """Capture updates and acting as CUDA graphs. auto: on a GPU."""
     kernels: Literal["auto", "on", "off"] = "auto"
-    """CUDA kernels of our own, for convolutions, batches, the replay and Adam. auto: on GPUs and shapes they are made
-    for."""
+    """CUDA kernels of our own (convolutions, batches, replay, Adam). auto: on GPUs and shapes they are made for."""
     eval_process: Literal["auto", "on", "off"] = "auto"
     """Evaluate in a process of its own, beside training. auto: on a GPU."""
 
@@ -286,8 +282,7 @@ class TrainConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the agent learns."""
     num_envs: int = 1
-    """Environments of a gym task that are stepped together, each in a process. Their agent steps are counted over all,
-    with `updates_per_step` updates for each."""
+    """Environments of a gym task stepped together, each in a process. Agent steps and updates are counted over all."""
     init_from: str | None = None
     """Begin with the weights of another run, by its folder, or of an exported file. Resuming does not need it again."""
     init_replay: bool = False

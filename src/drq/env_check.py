@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +27,7 @@ ZOOM = 4
 class CheckArguments:
     """Checks an environment: spaces, types, finite values, determinism, speed; and shows what the agent will see."""
 
-    task: Positional[str]
+    task: Annotated[str, Positional, arg(metavar="TASK")]
     """Such as gym/MyEnv-v0."""
     imports: Annotated[tuple[str, ...], arg(aliases=["--import"])] = ()
     """Modules imported first, by name or as a file, such as the one that registers your environment."""
@@ -77,9 +77,15 @@ def _described(spec: EnvSpec) -> Iterator[str]:
     else:
         low, high = spec.action_low or (-1.0,), spec.action_high or (1.0,)
         numbers = f"{spec.action_size} number{'s' * (spec.action_size != 1)}"
-        yield f"  actions   {numbers} from {min(low):g} to {max(high):g}: SAC learns"
+        yield f"  actions   {numbers} from {_bound(low)} to {_bound(high)}: SAC learns"
     limit = spec.max_episode_agent_steps
     yield f"  episodes  {f'at most {limit:,} agent steps' if limit else 'without a time limit'}"
+
+
+def _bound(numbers: Sequence[float]) -> str:
+    """One number where all are the same, otherwise each of them."""
+    words = [f"{number:g}" for number in numbers]
+    return words[0] if len(set(words)) == 1 else f"({', '.join(words)})"
 
 
 @dataclass

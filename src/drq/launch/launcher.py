@@ -51,7 +51,7 @@ Pool = LocalPool | RayPool
 class SuiteRunArguments:
     """Runs a suite, or what is left of it: finished runs are left alone, unfinished ones go on."""
 
-    suite: Positional[str]
+    suite: Annotated[str, Positional, arg(metavar="SUITE")]
     """Its name (`drq suite list`), or a TOML file of your own (docs/suites.md)."""
     seeds: int | None = None
     """Seeds 1 to this number. Unset: the suite's own."""

@@ -82,8 +82,8 @@ class Progress:
         if last_return is not None:
             parts.append(f"return {last_return:.1f}")
         if rate := self._clock.rate:
-            parts.append(f"{rate:,.0f} steps/s" if rate >= 10 else f"{rate:.1f} steps/s")
-        self._write([*parts, self._clock.shares()])
+            parts += [f"{rate:,.0f} steps/s" if rate >= 10 else f"{rate:.1f} steps/s", self._clock.shares()]
+        self._write(parts)
 
     def show_evaluation(self, done: int, of: int, unit: str) -> None:
         """Shows how far the evaluation is that the loop waits for, if it does (others are played beside training) and
