@@ -156,6 +156,17 @@ def test_what_a_suite_asked_for_and_is_not_there_is_missing(tmp_path: Path) -> N
     assert missing_runs(runs_of(only), [only]) == []  # who names one run wants that one
 
 
+def test_a_suite_of_several_benchmarks_lacks_in_each_what_belongs_there(tmp_path: Path) -> None:
+    suite = tmp_path / "suite"
+    tasks = ("dmc/walker-walk", "dmc/acrobot-swingup", "toy/reach")
+    for task in tasks[:2]:
+        fake_run(suite / task.replace("/", "-") / "drq", task, label="DrQ", folder="seed-1")
+    runs = [{"task": task, "label": "DrQ", "seed": 1, "steps": 100_000} for task in tasks]
+    record = {"format": 1, "name": "x", "shows": "", "preset": "planet", "settings": {"DrQ": {}}, "runs": runs}
+    (suite / "suite.json").write_text(json.dumps(record))
+    assert read_results([tmp_path])[1] == ["Other tasks: DrQ has no run of toy/reach with seed 1"]
+
+
 def test_differences_with_published_and_own_systems(tmp_path: Path) -> None:
     for task in ("dmc/walker-walk", "dmc/cheetah-run"):
         for seed in (1, 2, 3):

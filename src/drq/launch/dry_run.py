@@ -20,7 +20,7 @@ def print_plan(suite: Suite, folder: SuiteFolder, jobs: Sequence[Job], at_once: 
         print(f"{job.config.dir}  {job.run}  {status.state}")
     left = [job for job, status in zip(jobs, statuses, strict=True) if status.state != "finished"]
     steps = sum(status.left for status in statuses)
-    print(f"{len(jobs)} runs: {counts(statuses)}. {steps:,} {unit(suite.tasks)} to go.")
+    print(f"{len(jobs)} run{'s' * (len(jobs) != 1)}: {counts(statuses)}. {steps:,} {unit(suite.tasks)} to go.")
     if not left:
         print("Nothing to do.")
         return

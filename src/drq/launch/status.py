@@ -193,7 +193,7 @@ def suite_status(folder: Path) -> int:
     console = wide_console()
     title = f"{record.name}: {record.shows}" if record.shows else record.name
     console.print(table(statuses, title=title, rows=MOST_ROWS))
-    console.print(f"{len(statuses)} runs: {counts(statuses)}.", highlight=False)
+    console.print(f"{len(statuses)} run{'s' * (len(statuses) != 1)}: {counts(statuses)}.", highlight=False)
     expected = seconds_left(statuses, len(under_way))
     if under_way and expected:
         counted = f"{len(under_way)} at a time, {what_is_counted(statuses)}"

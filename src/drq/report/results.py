@@ -274,11 +274,16 @@ def missing_runs(runs: Sequence[RunResult], paths: Sequence[Path]) -> list[Place
         for seed in sorted({run.seed for run in members})
     ]
     roots = [path.resolve() for path in paths]
-    settings = dict.fromkeys((run.suite, run.record.get("label"), run.benchmark, run.system) for run in runs)
-    for suite, label, benchmark, system in settings:
+    settings: dict[tuple[Path | None, Any], dict[Benchmark, str]] = defaultdict(dict)
+    for run in runs:
+        settings[run.suite, run.record.get("label")][run.benchmark] = run.system
+    for (suite, label), names in settings.items():
         if suite and any(suite.is_relative_to(root) for root in roots) and (record := suite_record(suite)):
-            asked = (run for run in record.runs if run.label == label)
-            expected += [Place(benchmark, canonical_task(run.task), system, run.seed) for run in asked]
+            for asked in (run for run in record.runs if run.label == label):
+                task = canonical_task(asked.task)
+                benchmark = benchmark_of(task, record.preset)
+                system = names.get(benchmark, next(iter(names.values())))
+                expected.append(Place(benchmark, task, system, asked.seed))
     there = {run.place for run in runs}
     return [place for place in dict.fromkeys(expected) if place not in there]
 
