@@ -77,7 +77,7 @@ def test_a_run_that_began_with_anothers_weights_is_another_system(tmp_path: Path
     described = json.loads(other.read_text())
     described["config"]["init_from"] = "runs/walker"
     other.write_text(json.dumps(described))
-    assert systems(tmp_path) == ["DrQ K=2 M=2, init from runs/walker", "DrQ K=2 M=2, init from scratch"]
+    assert systems(tmp_path) == ["DrQ K=2 M=2", "DrQ K=2 M=2, init from runs/walker"]
     assert standing_tables([only(other.parent)]) == []
 
 

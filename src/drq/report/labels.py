@@ -44,20 +44,17 @@ def label_runs(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
 
 
 def settings_of(config: Mapping[str, Any], without: Sequence[str] = NAMED) -> Settings:
-    """Every setting that can make another system, as text."""
+    """Every setting that can make another system, as text; without those that are unset."""
     with contextlib.suppress(UserError):  # an agent that is not ours keeps what it says
         config = config_to_json(config_from_json(config))  # what an older version does not name has its default
-    named = {
-        "num_envs": config.get("num_envs", 1),
-        "init_from": config.get("init_from") or "scratch",
-        "init_replay": config.get("init_replay", False),
-    }
+    ordinary = {"num_envs": 1, "init_from": None, "init_replay": False}
+    named = {key: value for key, usual in ordinary.items() if (value := config.get(key, usual)) != usual}
     for room in ("agent", "env", "replay"):
         named |= config.get(room, {})
     return {
         key: value if isinstance(value, str) else json.dumps(value)
         for key, value in named.items()
-        if key not in (*without, *UNTOLD)
+        if value is not None and key not in (*without, *UNTOLD)
     }
 
 
