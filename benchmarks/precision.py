@@ -26,6 +26,7 @@ from drq.envs.protocol import EnvSpec
 from drq.errors import UserError
 from drq.replay import Batch
 from drq.training.checkpoint import Checkpoints
+from drq.training.checkpoint_reader import newest
 from drq.training.folder import RunFolder
 
 FLOAT32 = EngineConfig(precision="float32", compile="off", cuda_graphs="off", kernels="off")
@@ -67,8 +68,12 @@ def main(run: Positional[Path], batches: int = 20, device: str | None = None) ->
     ours = learner_of(config, spec, engine, place)
     if not isinstance(ours.agent, SAC):
         raise UserError("Only SAC has targets and critics to compare here: name the folder of a control run.")
-    if Checkpoints(folder.checkpoint).restore(ours) is None:
+    checkpoints = Checkpoints(folder.checkpoint)
+    if not checkpoints.exist:
         raise UserError(f"{run} has no checkpoint: let the run reach its first.")
+    if newest(checkpoints.folder).dropped:
+        raise UserError(f"{run} dropped its replay when it had finished: name a run of `drq train`, which keeps it.")
+    checkpoints.restore(ours)
     exact = learner_of(config, spec, FLOAT32, place)
     exact.agent.modules.load_state_dict(ours.agent.modules.state_dict())
     differences: dict[str, list[Tensor]] = defaultdict(list)
