@@ -284,6 +284,20 @@ def test_an_environment_that_forgets_is_noticed(
     assert len(rows(tmp_path / "run" / "eval.csv")) == 3
 
 
+def test_an_environment_that_ends_sooner_the_second_time_has_forgotten_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No step is asked of an episode that is over, as would lead back to an older one."""
+    train_with_crash_at(tmp_path / "run", 40, monkeypatch)
+    from drq.envs.toy import Reach
+
+    original = Reach.advance
+    monkeypatch.setattr(Reach, "advance", lambda self, action: original(self, action)._replace(terminated=True))
+    drq.train(small(tmp_path / "run"))
+    assert "did not come back to the state it was left in" in capfd.readouterr().err
+    assert len(rows(tmp_path / "run" / "eval.csv")) == 3
+
+
 def test_another_device_is_refused(uninterrupted: Path, tmp_path: Path) -> None:
     folder = unfinished_copy(uninterrupted, tmp_path / "copy")
     edit_checkpoint(folder, device="cuda")

@@ -104,19 +104,20 @@ class Episodes:
         about those that do not come back."""
         for slot, frame in self._reset(range(len(self._envs))).items():
             self.stacks[slot].reset(frame)
+        forgetful: set[int] = set()
         for actions in zip_longest(*(episode.actions for episode in self._state.under_way)):
-            playing = [slot for slot, action in enumerate(actions) if action is not None]
+            playing = [slot for slot, action in enumerate(actions) if action is not None and slot not in forgetful]
             with self._waiting:
                 under_way = [self._envs[slot].step(actions[slot]) for slot in playing]
                 steps = [wait_for_step() for wait_for_step in under_way]
             for slot, step in zip(playing, steps, strict=True):
                 self._push(slot, step)
-        forgetful = [
-            slot
-            for slot, stack in enumerate(self.stacks)
-            if not np.array_equal(stack.on_host(), self._replay.newest_observation(slot))
-        ]
-        self._begin_next(forgetful)
+                if step.done:  # it was not
+                    forgetful.add(slot)
+        for slot, stack in enumerate(self.stacks):
+            if not np.array_equal(stack.on_host(), self._replay.newest_observation(slot)):
+                forgetful.add(slot)
+        self._begin_next(sorted(forgetful))
         return FORGETFUL if forgetful else None
 
     def _begin_next(self, slots: Sequence[int]) -> None:
