@@ -251,8 +251,10 @@ def test_an_agent_for_control_learns_from_priorities_too() -> None:
     assert learner.state()["sampler.priorities"] is sampler.priorities
 
 
-def test_priorities_of_all_streams_go_into_a_larger_replay() -> None:
-    """As when a run is given more steps: a stream's slots begin elsewhere then."""
+@pytest.mark.parametrize("added", [10, 14])
+def test_priorities_of_all_streams_go_into_a_larger_replay(added: int) -> None:
+    """As when a run is given more steps: a stream's slots begin elsewhere then, and transitions that had gone round the
+    smaller ring, as those of a replay that came along do, are elsewhere in the larger one."""
     from drq.agents import make_agent
 
     config = DQNConfig(batch_size=8, hidden_dim=16)
@@ -263,8 +265,17 @@ def test_priorities_of_all_streams_go_into_a_larger_replay() -> None:
         return Learner(make_agent(SPEC, config, backend, 0), replay, backend, 0)
 
     small, large = learner(20), learner(30)
-    small.replay.sampler.state()["priorities"].copy_(torch.arange(1, 21))
+    frame = np.zeros(SPEC.frame_shape, np.float32)
+    for stream in range(2):
+        small.replay.begin(frame, stream)
+        for _ in range(added):
+            small.replay.add(0, 0.0, 1.0, False, frame, stream)
+    numbers = torch.arange(added - 10, added)  # of the transitions that each stream has
+    before = small.replay.sampler.state()["priorities"].view(2, 10)
+    before[:, numbers % 10] = torch.stack([numbers + 1, numbers + 101])
+    parts = small.replay.written_since([(0, 0), (0, 0)])
+    large.replay.restore([(small.replay.marks(), parts)], small.replay.counters())
     large.restore(small.state())
-    kept = large.replay.sampler.state()["priorities"].view(2, 15)
-    assert kept[:, :10].flatten().tolist() == list(range(1, 21))
-    assert not kept[:, 10:].any()
+    after = large.replay.sampler.state()["priorities"].view(2, 15)
+    assert torch.equal(after[:, numbers % 15], torch.stack([numbers + 1, numbers + 101]))
+    assert int((after > 0).sum()) == 20

@@ -163,7 +163,7 @@ class Learner:
         return state
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Puts back what `state` gave."""
+        """Puts back what `state` gave. The replay's rings have to be there again before."""
         self.agent.modules.load_state_dict(_beginning_with("agent.", state))
         for name, optimizer in self.agent.optimizers.items():
             for number, parameter in enumerate(_parameters(optimizer)):
@@ -176,13 +176,15 @@ class Learner:
                         else torch.empty_like(parameter, requires_grad=False).copy_(value)
                         for key, value in own.items()
                     }
-        kept, streams = _beginning_with("sampler.", state), len(self.replay.streams)
+        kept = _beginning_with("sampler.", state)
         for name, value in self.replay.sampler.state().items():
             if value.shape == kept[name].shape:
                 value.copy_(kept[name])
-            else:  # the replay of a run that was given more steps: so far the beginning of each stream was used
-                old = kept[name].unflatten(0, (streams, -1))
-                value.unflatten(0, (streams, -1))[:, : old.shape[1]].copy_(old)
+            else:  # the replay of a run that was given more steps: in a larger ring transitions are elsewhere
+                parts = (slots.unflatten(0, (len(self.replay.streams), -1)) for slots in (value, kept[name]))
+                for stream, now, before in zip(self.replay.streams, *parts, strict=True):
+                    numbers = torch.arange(stream.oldest, stream.transitions_added)
+                    now[numbers % len(now)] = before[numbers % len(before)].to(now.device)
         self.generator.set_state(state["generator.updates"])
         self.acting_generator.set_state(state["generator.acting"])
 
