@@ -120,7 +120,7 @@ class Child:
         run.seconds = time.perf_counter() - self._started
         run.exit_code = self.process.returncode
         folder = RunFolder(self.folder)
-        run.finished = folder.finished_steps is not None
+        run.finished = folder.finished is not None
         run.evaluations = folder.evaluations()
         if run.evaluations:
             run.final_return = run.evaluations[-1]["return_mean"]

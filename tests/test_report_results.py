@@ -182,6 +182,18 @@ def test_unfinished_failed_and_missing_runs_are_named(tmp_path: Path) -> None:
     assert "no run of dmc/cheetah-run with seed 1, 2, 3" in said
 
 
+@pytest.mark.parametrize(("status", "said"), [("unfinished", "unfinished, 60,000 of"), ("failed", "failed at 60,000")])
+def test_a_run_that_was_given_more_steps_has_finished_when_it_has_made_them(
+    status: str, said: str, tmp_path: Path
+) -> None:
+    """As the runs of a search do: its finished.json is of the budget before."""
+    folder = fake_run(tmp_path, steps=100_000, reached=60_000, status=status)
+    (folder / "finished.json").write_text(json.dumps({"steps": 50_000, "seconds": 1000.0}))
+    run = only(tmp_path)
+    assert (run.status, run.seconds) == (status, 1200.0)
+    assert said in read_results([tmp_path])[1][0]
+
+
 def test_an_empty_eval_csv_of_a_young_run_is_no_evaluation_yet(tmp_path: Path) -> None:
     young = fake_run(tmp_path, status="unfinished")
     (young / "eval.csv").write_text("")

@@ -270,7 +270,7 @@ class Launch:
 
     def _ended_elsewhere(self, job: Job) -> bool:
         """Whether another command has finished the run, or has failed with it, since this one began."""
-        finished = (RunFolder(self.folder.run_path(job.run)).finished_steps or 0) >= job.run.steps
+        finished = RunFolder(self.folder.run_path(job.run)).finished_steps >= job.run.steps
         if not finished and self._failed_at(job.run) in (None, self.failed_before[job.run]):
             return False
         self.left.remove(job)

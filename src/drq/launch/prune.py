@@ -32,7 +32,7 @@ def prune_suite(args: SuitePruneArguments) -> int:
     found = {}
     for run in suite.read().runs:
         folder = RunFolder(suite.run_path(run))
-        if (folder.finished_steps or 0) >= run.steps and (files := replay_files(folder.checkpoint)):
+        if folder.finished_steps >= run.steps and (files := replay_files(folder.checkpoint)):
             found[run] = sum(path.stat().st_size for path in files)
     if not found:
         print(f"No finished run in {args.dir} has a replay. Nothing to do.")

@@ -66,7 +66,7 @@ def write_best(part: Suite, folder: SuiteFolder) -> Path | None:
 def _over(folder: SuiteFolder, run: Run) -> bool:
     """Finished, or failed: settings with which an agent diverges are part of a search."""
     on_disk = RunFolder(folder.run_path(run))
-    return (on_disk.finished_steps or 0) >= run.steps or on_disk.error_file.exists()
+    return on_disk.finished_steps >= run.steps or on_disk.error_file.exists()
 
 
 def _through(of_tasks: dict[str, tuple[float, float]]) -> bool:
@@ -87,7 +87,7 @@ def _mean(folder: SuiteFolder, seeds: Sequence[Run]) -> tuple[float, float]:
     for run in seeds:
         on_disk, counts = RunFolder(folder.run_path(run)), family_of(run.task).budget_counts
         rows = [row for row in on_disk.evaluations([]) if row[counts] <= run.steps]
-        if not rows or (on_disk.finished_steps or 0) < run.steps:
+        if not rows or on_disk.finished_steps < run.steps:
             return 0.0, -math.inf
         scores.append(rows[-1]["return_mean"])
     return seeds[0].steps, fmean(scores)

@@ -151,7 +151,9 @@ def _read_run(folder: RunFolder, warnings: list[str]) -> RunResult | None:
     evaluations = folder.evaluations(warnings)
     # An evaluation that was written twice counts once, as last written.
     steps, returns = _in_order({row[benchmark.counts]: row["return_mean"] for row in evaluations})
-    finished = folder.finished
+    budget, finished = record["config"].get("steps"), folder.finished
+    if finished and isinstance(budget, int) and finished.steps < budget:
+        finished = None  # it has been given more steps since, as the runs of a search are
     problem = "" if finished else folder.error or ""
     return RunResult(
         task,

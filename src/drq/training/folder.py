@@ -205,8 +205,7 @@ class RunFolder:
     def holds_finished(self, config: TrainConfig) -> bool:
         """Whether this run is finished already. One without evaluations, or with more steps than were ever asked for,
         is damaged: its checkpoint knows better."""
-        steps = self.finished_steps or 0
-        return config.steps <= steps <= self.config_like(config.agent).steps and bool(self.evaluations())
+        return config.steps <= self.finished_steps <= self.config_like(config.agent).steps and bool(self.evaluations())
 
     def _check_same(self, config: TrainConfig) -> None:
         stored = self.config_like(config.agent)
@@ -318,8 +317,9 @@ class RunFolder:
             return None
 
     @property
-    def finished_steps(self) -> int | None:
-        return self.finished.steps if self.finished else None
+    def finished_steps(self) -> int:
+        """Of the budget that it has completed; 0 where it has none."""
+        return self.finished.steps if self.finished else 0
 
     @property
     def error(self) -> str | None:
