@@ -9,7 +9,10 @@ from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
+import gymnasium
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.registration import EnvSpec
 
 from drq.config import AgentConfig, DQNConfig, RainbowConfig, SACConfig, TrainConfig, check
 from drq.envs.atari_games import GAMES_26
@@ -258,6 +261,25 @@ def test_a_file_is_read_as_it_says(tmp_path: Path) -> None:
     rad, pad = made["K=1 M=1"], made["pad 8, lr 1e-4"]
     assert (sac(rad).k, sac(rad).m, sac(rad).pad, sac(rad).batch_size) == (1, 1, 4, 64)
     assert (sac(pad).k, sac(pad).pad, sac(pad).learning_rate, pad.env.action_repeat) == (2, 8, 1e-4, 2)
+
+
+@pytest.mark.parametrize(
+    "arguments", ['[common]\n"env.kwargs" = \'{"track": {"length": 3}}\'', "[common.env.kwargs]\ntrack.length = 3"]
+)
+def test_an_environment_that_takes_arguments(arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made with them where its actions are looked at, and an argument may be a table."""
+
+    class Track(CartPoleEnv):
+        def __init__(self, track: dict[str, int], render_mode: str | None = None) -> None:
+            super().__init__(render_mode=render_mode)
+            self.length = track["length"]
+
+    monkeypatch.setitem(gymnasium.registry, "Track-v0", EnvSpec("Track-v0", Track))
+    text = f'tasks = ["gym/Track-v0"]\npreset = "cpu"\n{arguments}\n[[settings]]\nlabel = "DQN"\n'
+    suite = read(tmp_path, text)
+    config = suite.config(suite.runs()[0], tmp_path)
+    assert isinstance(config.agent, DQNConfig)
+    assert config.env.kwargs == '{"track": {"length": 3}}'
 
 
 def test_what_a_file_leaves_out(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from drq.envs import import_modules, make
 from drq.envs.gym import construct
 from drq.errors import UserError
 from drq.presets import configure
+from drq.settings import flat, override
 from drq.training.folder import RunFolder
 from runs import small
 
@@ -124,6 +126,10 @@ def test_arguments_and_wrappers_of_an_environment(described: list[TrainConfig]) 
     assert env.spec.sees == "the observation, 30x40x3, resized to 48x48"
     same = configure("gym/Lamp-v0", {"env": {"kwargs": {"gain": 0.5}, "wrap": ["own_env:Dim"]}, "preset": "cpu"})
     assert same.env == described[0].env
+    inner = {"env": {"kwargs": {"gain": {"of": {"red": 1}}}}}
+    assert override(same, flat(inner)).env.kwargs == '{"gain": {"of": {"red": 1}}}'
+    with pytest.raises(UserError, match=r"env\.kwargs is no JSON \(.*date.*\): give it numbers"):
+        flat({"env": {"kwargs": {"since": datetime.date(2026, 1, 1)}}})
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -231,18 +230,19 @@ def configure(task: str, settings: Mapping[str, Any]) -> TrainConfig:
     """The run that a task and settings describe, by their names: nested (`{"agent": {"k": 1}}`) or dotted
     (`{"agent.k": 1}`). `preset` names the preset that they change, `agent` or `agent.type` the agent."""
     named = flat(dict(settings))
-    kwargs = {name: named.pop(name) for name in list(named) if name.startswith("env.kwargs.")}
-    if kwargs:
-        named["env.kwargs"] = json.dumps({name.removeprefix("env.kwargs."): value for name, value in kwargs.items()})
     task = envs.check_task(task, named.get("imports", ()))
     chosen = named.pop("preset", None) or default_preset(task)
     type_named = named.pop("agent.type", None)
     agent = named.pop("agent", None) or type_named
     values = preset_values(chosen, task)
-    env = override(values, {name: value for name, value in named.items() if name.startswith("env.")}).env
     own = values.agent if agent == agent_name(values.agent) else None
-    config = preset(chosen, task, own or (agent_config(agent) if agent else None), env)
+    config = preset(chosen, task, own or (agent_config(agent) if agent else None), env_of(values, named))
     return override(config, {name: value for name, value in named.items() if name != "task"})
+
+
+def env_of(values: TrainConfig, named: Mapping[str, Any]) -> EnvConfig:
+    """How an environment is made, by a preset's values and what these settings, by dotted names, change in them."""
+    return override(values, {name: value for name, value in named.items() if name.startswith("env.")}).env
 
 
 def settings_in(file: Path) -> dict[str, Any]:

@@ -106,11 +106,22 @@ def refuse_unnamed_modules(asked: Iterable[str], named: Iterable[str], source: o
 
 
 def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"agent": {"k": 1}}` as `{"agent.k": 1}`."""
+    """`{"agent": {"k": 1}}` as `{"agent.k": 1}`. An environment's arguments are one setting, a text."""
     found: dict[str, Any] = {}
     for key, value in nested.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and name != "env.kwargs":
+            found |= flat(value, f"{name}.")
+        else:
+            found[name] = _as_text(value) if isinstance(value, dict) else value
     return found
+
+
+def _as_text(kwargs: dict[str, Any]) -> str:
+    try:
+        return json.dumps(kwargs)
+    except TypeError as error:
+        raise UserError(f"env.kwargs is no JSON ({error}): give it numbers, texts, lists and tables.") from None
 
 
 @cache

@@ -13,7 +13,7 @@ from typing import Any
 
 from drq import presets
 from drq.agents import check_agent
-from drq.config import TrainConfig, check
+from drq.config import EnvConfig, TrainConfig, check
 from drq.envs import check_task, letters, split_task, task_names
 from drq.errors import UserError
 from drq.settings import override
@@ -86,7 +86,8 @@ class Suite:
         for name in overrides:
             if said_by := OF_THE_SUITE.get(name.replace("-", "_")):
                 raise UserError(f"{name!r} is the same for a whole suite: say it with {said_by}.")
-        config = override(_preset(self.preset, run.task, self.imports), overrides)
+        env = presets.env_of(presets.preset_values(self.preset, run.task), overrides)
+        config = override(_preset(self.preset, run.task, self.imports, env), overrides)
         config = dataclasses.replace(
             config, seed=run.seed, steps=run.steps, dir=str(folder / run.folder), imports=self.imports
         )
@@ -110,10 +111,10 @@ class Suite:
 
 
 @cache
-def _preset(name: str, task: str, imports: tuple[str, ...]) -> TrainConfig:
+def _preset(name: str, task: str, imports: tuple[str, ...], env: EnvConfig) -> TrainConfig:
     """The preset with the agent that suits the task's actions."""
     check_task(task, imports)
-    return presets.preset(name, task)
+    return presets.preset(name, task, env=env)
 
 
 @cache
