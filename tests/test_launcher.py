@@ -32,6 +32,7 @@ from drq.launch.suite_folder import SuiteFolder
 from drq.presets import action_repeat_for, preset
 from drq.report.results import read_results
 from drq.suites import Run, Suite, find_suite
+from drq.training.folder import RunFolder
 from drq.training.lock import this_process
 from drq.training.run import train
 from drq.training.stopping import handled_by
@@ -336,7 +337,9 @@ def test_a_run_that_only_evaluates_gives_its_place_to_the_next(
     monkeypatch.setattr(
         *(pools, "start_worker"), lambda *_, **__: subprocess.Popen(sleeping, stdin=subprocess.PIPE, text=True)
     )
-    folder: Any = SimpleNamespace(run_path=lambda run: tmp_path / run.label, log=lambda run: tmp_path / "log", lock=0)
+    folder: Any = SimpleNamespace(
+        run_folder=lambda run: RunFolder(tmp_path / run.label), log=lambda run: tmp_path / "log", lock=0
+    )
     (tmp_path / "log").touch()
     pool = LocalPool(folder, [{"CUDA_VISIBLE_DEVICES": SMALL.name}])
     runs = [Run("atari/pong", label, 1, 100) for label in ("first", "second", "third")]

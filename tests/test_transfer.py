@@ -16,7 +16,7 @@ import pytest
 from drq.errors import UserError
 from drq.launch import local_copy, node, stores, suite_status
 from drq.launch.launcher import ATTEMPTS, Launch, SuiteRunArguments, run_suite
-from drq.launch.pools import Ended, Job, LocalPool, Why, computed_with, how_it_ended
+from drq.launch.pools import Ended, Job, LocalPool, Why, begun_with, how_it_ended
 from drq.launch.process import UNLIKE
 from drq.launch.ray_pool import memory_of, shipped_modules
 from drq.launch.status import read_status
@@ -181,7 +181,7 @@ def test_what_is_tried_again(
 
     def release_in_sight(self: SuiteFolder, run: Run) -> None:
         """Of other commands, to which a run with an error.txt is over."""
-        seen.setdefault(run.seed, []).append(RunFolder(self.run_path(run)).error_file.exists())
+        seen.setdefault(run.seed, []).append(self.run_folder(run).error_file.exists())
         release(self, run)
 
     monkeypatch.setattr(SuiteFolder, "release", release_in_sight)
@@ -225,10 +225,10 @@ def test_a_start_costs_as_much_in_a_large_suite_as_in_a_small_one(
 
 def test_a_machine_that_cannot_keep_the_arithmetic_is_refused(run: Path, tmp_path: Path) -> None:
     suite, folder = find_suite(write_suite(tmp_path, GOOD)), SuiteFolder(tmp_path / "out")
-    there = folder.run_path(suite.runs()[0])
+    there = folder.run_folder(suite.runs()[0]).path
     receive(there, Outbox(run).pieces())
     (there / "checkpoint" / "latest.json").unlink()  # the one before will do
-    assert computed_with(there)["device"] == "cpu"
+    assert begun_with(RunFolder(there))["device"] == "cpu"
     described = json.loads((there / "config.json").read_text())
     described["computed_with"]["precision"] = "tf32"
     (there / "config.json").write_text(json.dumps(described))

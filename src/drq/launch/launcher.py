@@ -29,7 +29,7 @@ from drq.launch.suite_folder import SuiteFolder
 from drq.launch.transfer import RunStore
 from drq.suites import SUITES, Run, Suite, find_suite, slug
 from drq.training.checkpoint import drop_replay
-from drq.training.folder import RunFolder, write_atomically
+from drq.training.folder import write_atomically
 from drq.training.progress import duration
 from drq.training.schedule import Schedule
 from drq.training.stopping import handled_by
@@ -270,7 +270,7 @@ class Launch:
 
     def _ended_elsewhere(self, job: Job) -> bool:
         """Whether another command has finished the run, or has failed with it, since this one began."""
-        finished = RunFolder(self.folder.run_path(job.run)).finished_steps >= job.run.steps
+        finished = self.folder.run_folder(job.run).finished_steps >= job.run.steps
         if not finished and self._failed_at(job.run) in (None, self.failed_before[job.run]):
             return False
         self.left.remove(job)
@@ -306,7 +306,7 @@ class Launch:
             status = read_status(self.folder, run)
         if status.state == "finished" and not self.keep_replay:
             with suppress(OSError, UserError):  # `drq suite prune` can do it later
-                drop_replay(RunFolder(self.folder.run_path(run)).checkpoint)
+                drop_replay(self.folder.run_folder(run).checkpoint)
         self.folder.release(run)
         self.look_at = 0.0
         self.statuses[run] = status
@@ -346,7 +346,7 @@ class Launch:
             self.pool.kill()
 
     def _error_file(self, run: Run) -> Path:
-        return RunFolder(self.folder.run_path(run)).error_file
+        return self.folder.run_folder(run).error_file
 
     def _refresh_running(self) -> None:
         under_way = self.folder.under_way()

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -156,12 +155,9 @@ def share_gpus(slots: Sequence[Mapping[str, str]]) -> bool:
     return 1 < max(runs.values(), default=0) <= CLIENTS_PER_GPU // PROCESSES_PER_GPU_RUN
 
 
-def computed_with(run_path: Path, *, checkpoint_elsewhere: bool = False) -> dict[str, Any]:
+def begun_with(folder: RunFolder) -> dict[str, Any]:
     """Device, precision and threads of a run that has a checkpoint; nothing of one that has none, or does not say."""
-    folder = RunFolder(run_path)
-    if not checkpoint_elsewhere and not exists(folder.checkpoint):
-        return {}
-    return folder.computed_with
+    return folder.computed_with if exists(folder.checkpoint) else {}
 
 
 def how_it_ended(run: Run, code: int, error: str) -> Ended:
@@ -192,7 +188,7 @@ class LocalPool:
             self._look_at = time.monotonic() + LOOK_SECONDS
             for run, agent_steps in list(self._training.items()):
                 _, slot = self._processes[run]
-                checkpoint = RunFolder(self._folder.run_path(run)).checkpoint
+                checkpoint = self._folder.run_folder(run).checkpoint
                 if self._carries_more(slot) and newest_agent_step(checkpoint) == agent_steps:
                     del self._training[run]
                     self._free.append(slot)
@@ -224,7 +220,7 @@ class LocalPool:
     def start(self, job: Job) -> None:
         slot = self._free.pop(0)
         environment = {**slot, **self._shared}
-        before = computed_with(self._folder.run_path(job.run))
+        before = begun_with(self._folder.run_folder(job.run))
         if before.get("device") == "cpu":  # with as many threads as it began with: others would round otherwise
             environment["OMP_NUM_THREADS"] = str(before["threads"])
         on_gpu = "CUDA_VISIBLE_DEVICES" in slot and job.config.device != "cpu"

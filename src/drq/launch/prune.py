@@ -11,7 +11,6 @@ from drq.errors import UserError
 from drq.launch.stores import store_at
 from drq.launch.suite_folder import SuiteFolder
 from drq.training.checkpoint import drop_replay, replay_files
-from drq.training.folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ def prune_suite(args: SuitePruneArguments) -> int:
     suite = SuiteFolder(args.dir)
     found = {}
     for run in suite.read().runs:
-        folder = RunFolder(suite.run_path(run))
+        folder = suite.run_folder(run)
         if folder.finished_steps >= run.steps and (files := replay_files(folder.checkpoint)):
             found[run] = sum(path.stat().st_size for path in files)
     if not found:
@@ -46,7 +45,7 @@ def prune_suite(args: SuitePruneArguments) -> int:
     try:
         for run, size in found.items():
             if run in asked_for and suite.claim(run):  # else somebody goes on with it
-                drop_replay(RunFolder(suite.run_path(run)).checkpoint)
+                drop_replay(suite.run_folder(run).checkpoint)
                 suite.release(run)
                 freed += size
     finally:

@@ -25,7 +25,7 @@ from drq.config import TrainConfig
 from drq.envs import family_of
 from drq.errors import UserError, install_command
 from drq.launch import node, process, transfer
-from drq.launch.pools import CORES_PER_CPU_RUN, Ended, Job, Jobs, computed_with, how_it_ended, job_to_json, most_per_gpu
+from drq.launch.pools import CORES_PER_CPU_RUN, Ended, Job, Jobs, begun_with, how_it_ended, job_to_json, most_per_gpu
 from drq.launch.suite_folder import SuiteFolder
 from drq.launch.transfer import Outbox, Piece, RunStore, batches, below, receive
 from drq.suites import Run
@@ -209,11 +209,12 @@ class RayPool:
         if self.store is not None:
             self.store.take(job.run.folder.as_posix(), owner)
         else:
-            sending = batches(below(job.run.folder.as_posix(), Outbox(self.folder.run_path(job.run)).pieces()))
+            sending = batches(below(job.run.folder.as_posix(), Outbox(self.folder.path / job.run.folder).pieces()))
         self._hosted[job.run] = _Hosted(job, actor, actor.where.remote(), sending, owner)
 
     def _begun_with(self, run: Run) -> dict[str, Any]:
-        return computed_with(self.folder.run_path(run), checkpoint_elsewhere=self.store is not None)
+        folder = self.folder.run_folder(run)
+        return begun_with(folder) if self.store is None else folder.computed_with  # the checkpoint is in the store
 
     def ended(self) -> list[Ended]:
         if not self._hosted:

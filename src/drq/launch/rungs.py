@@ -18,7 +18,7 @@ from drq.errors import UserError
 from drq.launch.suite_folder import SuiteFolder
 from drq.suites import Run, Suite, as_toml, ranking
 from drq.training.checkpoint import drop_replay, replay_files
-from drq.training.folder import RunFolder, write_atomically
+from drq.training.folder import write_atomically
 
 
 def due(suite: Suite, folder: SuiteFolder) -> tuple[Suite, int]:
@@ -41,7 +41,7 @@ def drop_losers(suite: Suite, part: Suite, folder: SuiteFolder) -> None:
     """Drops the replays of settings that do not go on."""
     going_on = {setting.label for setting in part.settings}
     for run in [run for run in suite.runs() if run.label not in going_on]:
-        checkpoint = RunFolder(folder.run_path(run)).checkpoint
+        checkpoint = folder.run_folder(run).checkpoint
         with suppress(OSError, UserError):  # `drq suite prune` can do it later
             if replay_files(checkpoint) and folder.claim(run):
                 drop_replay(checkpoint)
@@ -65,7 +65,7 @@ def write_best(part: Suite, folder: SuiteFolder) -> Path | None:
 
 def _over(folder: SuiteFolder, run: Run) -> bool:
     """Finished, or failed: settings with which an agent diverges are part of a search."""
-    on_disk = RunFolder(folder.run_path(run))
+    on_disk = folder.run_folder(run)
     return on_disk.finished_steps >= run.steps or on_disk.error_file.exists()
 
 
@@ -85,7 +85,7 @@ def _mean(folder: SuiteFolder, seeds: Sequence[Run]) -> tuple[float, float]:
     """The budget, and the mean over seeds of the last evaluation within it; nothing where a seed has failed."""
     scores = []
     for run in seeds:
-        on_disk, counts = RunFolder(folder.run_path(run)), family_of(run.task).budget_counts
+        on_disk, counts = folder.run_folder(run), family_of(run.task).budget_counts
         rows = [row for row in on_disk.evaluations([]) if row[counts] <= run.steps]
         if not rows or on_disk.finished_steps < run.steps:
             return 0.0, -math.inf

@@ -65,7 +65,7 @@ def unit(tasks: Iterable[str]) -> str:
 
 def read_status(folder: SuiteFolder, run: Run, by: Holder | None = None) -> RunStatus:
     """A run's status from its folder, and the command that works on it, if one does."""
-    return folder_status(RunFolder(folder.run_path(run)), run, by)
+    return folder_status(folder.run_folder(run), run, by)
 
 
 def folder_status(on_disk: RunFolder, run: Run, by: Holder | None) -> RunStatus:

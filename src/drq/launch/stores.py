@@ -129,7 +129,7 @@ class StoredPool(LocalPool):
                 self.ended()  # what was dropped of the last ones
 
     def start(self, job: Job) -> None:
-        path, name = self._folder.run_path(job.run), job.run.folder.as_posix()
+        path, name = self._folder.path / job.run.folder, job.run.folder.as_posix()
         shutil.rmtree(path, ignore_errors=True)  # what is in the store counts: somebody else may have gone on with it
         self._store.take(name, uuid.uuid4().hex)
         self._store.fetch(name, self._folder.path, checkpoints=True)

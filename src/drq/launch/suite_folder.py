@@ -108,7 +108,7 @@ class SuiteFolder:
             if held.settings[label] == asked.settings[label]:
                 continue
             # Where no run got as far as to begin, the setting was perhaps the mistake, and is mended now.
-            if any(RunFolder(self.run_path(run)).config_file.exists() for run in held.runs if run.label == label):
+            if any(self.run_folder(run).config_file.exists() for run in held.runs if run.label == label):
                 raise UserError(
                     f"{self.path} holds {held.name!r} with other values for {label!r} ({held.settings[label]} there, "
                     f"{asked.settings[label]} now): choose another --dir, or another label."
@@ -129,11 +129,12 @@ class SuiteFolder:
                     f"{self.path} holds runs of {before.steps:,} steps, more than the {run.steps:,} asked for: "
                     f"say --steps {before.steps}, or choose another --dir."
                 )
-            listed = descriptions(self.run_path(run) / "checkpoint") if before.steps < run.steps else {}
+            listed = descriptions(self.run_folder(run).checkpoint) if before.steps < run.steps else {}
             if any(each.dropped for each in listed.values()):
                 raise UserError(
-                    f"{self.run_path(run)} has finished {before.steps:,} steps and its replay was dropped: it cannot "
-                    f"go on to {run.steps:,}: choose another --dir, with --keep-replay if its runs shall go on later."
+                    f"{self.path / run.folder} has finished {before.steps:,} steps and its replay was dropped: it "
+                    f"cannot go on to {run.steps:,}: choose another --dir, with --keep-replay if its runs shall go on "
+                    "later."
                 )
             runs[run.folder] = run
         settings = held.settings | asked.settings
@@ -161,7 +162,7 @@ class SuiteFolder:
     def claim(self, run: Run) -> bool:
         """Whether the run is this command's now, until `release` or the end of the process."""
         # The process of a command that was killed may still be writing its last checkpoint.
-        return not locked(RunFolder(self.run_path(run)).lock_file) and self._claims.take(_name(run))
+        return not locked(self.run_folder(run).lock_file) and self._claims.take(_name(run))
 
     def release(self, run: Run) -> None:
         self._claims.release(_name(run))
@@ -177,8 +178,8 @@ class SuiteFolder:
     def close(self) -> None:
         self._claims.release_all()
 
-    def run_path(self, run: Run) -> Path:
-        return self.path / run.folder
+    def run_folder(self, run: Run) -> RunFolder:
+        return RunFolder(self.path / run.folder)
 
     def log(self, run: Run) -> Path:
         return self.path / "logs" / f"{'_'.join(run.folder.parts)}.log"

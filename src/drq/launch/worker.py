@@ -72,19 +72,20 @@ def main() -> int:
 def _check_machine(job: dict[str, Any], config: Any) -> None:
     """Refuses a machine on which the run would not be the same."""
     from drq.engine import EngineSettings, choose_device
-    from drq.launch.pools import computed_with, installed
+    from drq.launch.pools import begun_with, installed
+    from drq.training.folder import RunFolder
 
-    here, wanted, path = installed(config.task), job.get("installed", {}), Path(config.dir or "")
+    here, wanted, folder = installed(config.task), job.get("installed", {}), RunFolder(Path(config.dir or ""))
     if others := [name for name in wanted if here.get(name) != wanted[name]]:
         said = ", ".join(f"{name} {here.get(name)} instead of {wanted[name]}" for name in others)
         raise Unfit(f"{socket.gethostname()} has {said}: install there what the launcher's machine has.")
-    device, begun = choose_device(config.device), computed_with(path, checkpoint_elsewhere=True)
-    if device.type == "cpu" and (job.get("on_gpu") or begun.get("device") == "cuda"):
+    device = choose_device(config.device)
+    if device.type == "cpu" and (job.get("on_gpu") or folder.computed_with.get("device") == "cuda"):
         raise (Unfit if job.get("on_gpu") else Unlike)(
             f"This run belongs on a GPU, and {socket.gethostname()} has none any more: nvidia-smi and the system's log "
             "(Xid) say what became of it; run the same command again when it is back."
         )
-    before = computed_with(path)
+    before = begun_with(folder)
     if before.get("device") == "cpu":
         precision = EngineSettings.resolve(config.engine, device, config.agent).precision
         if precision != before["precision"]:

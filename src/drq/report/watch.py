@@ -245,6 +245,6 @@ def _suites(root: Path, begun: set[Path]) -> list[Json]:
     for place, _, files in os.walk(root):
         folder = SuiteFolder(Path(place))
         if "suite.json" in files and not folder.file.is_symlink() and (record := suite_record(folder.path)):
-            waiting = sum(folder.run_path(run) not in begun for run in record.runs)
+            waiting = sum(folder.path / run.folder not in begun for run in record.runs)
             found.append({"name": record.name, "runs": len(record.runs), "waiting": waiting})
     return found
