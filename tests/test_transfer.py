@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from drq.config import ReplayConfig
 from drq.errors import UserError
 from drq.launch import local_copy, node, stores, suite_status
 from drq.launch.launcher import ATTEMPTS, Launch, SuiteRunArguments, run_suite
@@ -275,6 +276,9 @@ def test_what_a_run_asks_for() -> None:
     paper = preset("planet", "dmc/walker-walk")
     assert 3e9 < memory_of(paper, on_gpu=False) < 5e9
     assert memory_of(paper, on_gpu=True) < 2e9  # the replay lies on the GPU
+    assert memory_of(preset("atari100k", "atari/pong"), on_gpu=False) < 2.5e9  # grey frames, one for each agent step
+    everything = dataclasses.replace(paper, replay=ReplayConfig(capacity=None))
+    assert 6e9 < memory_of(everything, on_gpu=False) < 7e9  # 500k env steps are 250k agent steps
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from drq.launch.pools import CORES_PER_CPU_RUN, Ended, Job, Jobs, begun_with, ho
 from drq.launch.suite_folder import SuiteFolder
 from drq.launch.transfer import Outbox, Piece, RunStore, batches, below, receive
 from drq.suites import Run
+from drq.training.schedule import Schedule
 
 LOOK_SECONDS = 2.0
 """Between two looks at which nodes there are."""
@@ -43,8 +44,8 @@ LOST_SECONDS = 60.0
 
 def memory_of(config: TrainConfig, *, on_gpu: bool) -> int:
     """Bytes of the host's memory that a run asks for. On a GPU the replay lies there."""
-    frames = 0 if on_gpu or config.env.observation != "pixels" else config.replay.capacity or config.steps
-    return BYTES_BESIDE_REPLAY + frames * 3 * config.env.image_size**2
+    frames = 0 if on_gpu or config.env.observation != "pixels" else Schedule(config).capacity
+    return BYTES_BESIDE_REPLAY + frames * family_of(config.task).channels * config.env.image_size**2
 
 
 def shipped_modules(imports: Sequence[str]) -> dict[str, bytes]:

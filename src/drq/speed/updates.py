@@ -26,6 +26,7 @@ from drq.presets import action_repeat_for
 from drq.replay import ACTION, DISCOUNT, DONE, REWARD, Replay
 from drq.speed.plain_reference import HostReplay, PlainDrQ
 from drq.speed.results import ActingSpeed, Comparison, Contender, Timing, UpdateSpeed, host_memory
+from drq.training.schedule import Schedule
 
 ACTION_SIZE = 6
 """Of Cheetah Run and Walker Walk; also the number of actions in Pong."""
@@ -71,7 +72,7 @@ def spec_for(config: TrainConfig) -> EnvSpec:
 def random_replay(config: TrainConfig, backend: FastBackend) -> Replay:
     """A full replay of random episodes, made at once instead of step by step."""
     spec = spec_for(config)
-    capacity = config.replay.capacity or config.steps
+    capacity = Schedule(config).capacity
     replay = make_replay(spec, config.agent, backend, capacity)
     number = torch.arange(capacity)
     episode, age = number // EPISODE_AGENT_STEPS, number % EPISODE_AGENT_STEPS
@@ -166,7 +167,7 @@ def measure_updates(work: Work, engine: EngineSettings, effort: Effort) -> Updat
             batch_size=work.config.agent.batch_size,
             k=work.config.agent.k,
             m=work.config.agent.m,
-            replay_capacity=work.config.replay.capacity or work.config.steps,
+            replay_capacity=Schedule(work.config).capacity,
             timing=timing,
             ready_seconds=ready,
             device_bytes=device_bytes(),

@@ -38,8 +38,7 @@ def begin_with(config: TrainConfig, learner: Learner) -> tuple[str, int]:
     if not config.init_replay:
         return f"{text}.", 0
     _check_same_task(source, there, learner.replay.spec)
-    before = folder.config
-    capacity = before.replay.capacity or Schedule(before).agent_steps
+    capacity = Schedule(folder.config).capacity
     kept = read_replay(folder.checkpoint, lambda streams: Replay(there, capacity, streams=streams))  # on the CPU
     count = _copy(kept, learner.replay)
     return f"{text}, and with {count:,} transitions of its replay.", count

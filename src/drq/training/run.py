@@ -196,10 +196,9 @@ class Trainer:
         inline = InlineEvaluation(config, self.engine, self.watch.stopping, self.progress.show_evaluation)
         evaluations = SubprocessEvaluation(config, inline) if self.engine.eval_process else inline
         closing.callback(evaluations.close)
-        capacity = (config.replay.capacity or self.schedule.agent_steps) // config.num_envs * config.num_envs
-        self._replay_bytes = Replay.bytes_needed(spec, capacity)
-        self._introduce(spec, capacity)
-        learner = make_learner(config, spec, self.engine, capacity, self._agent)
+        self._replay_bytes = Replay.bytes_needed(spec, self.schedule.capacity)
+        self._introduce(spec)
+        learner = make_learner(config, spec, self.engine, self.schedule.capacity, self._agent)
         stacks = [make_stack(config, worker.env, self.engine) for worker in workers]
         state = RunState()
         if config.init_from and not self.checkpoints.exist:
@@ -276,13 +275,14 @@ class Trainer:
             self.progress.say(f"No videos will be recorded{why}")
         return draws and encodes
 
-    def _introduce(self, spec: EnvSpec, capacity: int) -> None:
+    def _introduce(self, spec: EnvSpec) -> None:
         """Says what begins, and what somebody may have wanted otherwise."""
         config, say, on_gpu = self.config, self.progress.say, self.device.type == "cuda"
         if spec.pixels and not on_gpu and config.preset in GPU_PRESETS:
             say(f"The preset {config.preset!r} is made for a GPU; --preset cpu is the one for this machine.")
         where = torch.cuda.get_device_name(self.device) if on_gpu else "the CPU"
-        say(f"{config.task} on {where}; replay of {capacity:,} transitions: {self._replay_bytes / 1e9:.2f} GB.")
+        kept = f"replay of {self.schedule.capacity:,} transitions: {self._replay_bytes / 1e9:.2f} GB"
+        say(f"{config.task} on {where}; {kept}.")
         if spec.sees:
             say(f"The agent sees {spec.sees}.")
         if spec.max_episode_agent_steps is None:  # an evaluation plays whole episodes

@@ -31,6 +31,11 @@ class Schedule:
             raise UserError(f"--steps {config.steps} is less than one agent step ({least}): raise it.")
 
     @property
+    def capacity(self) -> int:
+        """Transitions that the replay keeps, the same number for each environment."""
+        return (self._config.replay.capacity or self.agent_steps) // self._together * self._together
+
+    @property
     def total_updates(self) -> int:
         """Of the whole run."""
         return self.updates_until(self.agent_steps)
