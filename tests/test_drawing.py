@@ -15,9 +15,9 @@ from drq.config import EngineConfig, EnvConfig, EvalConfig, ReplayConfig, SACCon
 from drq.engine import DrawnStack, EngineSettings, FastBackend, HostActor, KernelError
 from drq.engine.kernels import runtime
 from drq.envs.raycast import Scene, compiler
+from drq.envs.stack import FrameStack
 from drq.presets import preset
 from drq.replay import Replay
-from drq.training.evaluate import FrameStack
 from drq.training.run import Trainer
 from emulation import Emulator
 from runs import assert_same_run, small, state

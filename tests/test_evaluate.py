@@ -15,8 +15,9 @@ from torch import Generator, Tensor
 from drq.engine.settings import EngineSettings
 from drq.envs import Action, EnvironmentGroup, EnvSpec, Frame, Step
 from drq.envs.group import ThreadedGroup
+from drq.envs.stack import FrameStack
 from drq.errors import UserError
-from drq.training.evaluate import Episode, Evaluation, Evaluator, FrameStack
+from drq.training.evaluate import Episode, Evaluation, Evaluator
 from drq.training.seeds import Purpose, seed_for
 
 SPEC = EnvSpec(

@@ -25,9 +25,9 @@ from drq.engine import (
 )
 from drq.envs import Environment, EnvironmentGroup, EnvSpec
 from drq.envs.remote import RemoteEnvironment
+from drq.envs.stack import FrameStack
 from drq.presets import action_repeat_for
 from drq.training.env_worker import EnvWorker, InlineEnv, ProcessEnv, ThreadedEnv
-from drq.training.evaluate import FrameStack
 from drq.training.folder import RunFolder
 from drq.training.policy_file import acting_weights
 from drq.training.seeds import Purpose, seed_for

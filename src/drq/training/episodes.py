@@ -12,10 +12,10 @@ from torch import Tensor
 
 from drq.engine import DrawnStack
 from drq.envs import Action, Frame, Step
+from drq.envs.stack import FrameStack
 from drq.replay import Replay
 from drq.training.clock import Stopwatch
 from drq.training.env_worker import EnvWorker
-from drq.training.evaluate import FrameStack
 from drq.training.seeds import Purpose, seed_for
 from drq.training.state import RunState, UnderWay
 

@@ -20,11 +20,12 @@ from drq.engine import EngineSettings, HostActor, choose_device
 from drq.envs import EnvSpec, family_of
 from drq.envs.episode import ActionRange, of_its_type
 from drq.envs.pictures import frame_of
+from drq.envs.stack import FrameStack, blank_observations
 from drq.errors import UserError, reason
 from drq.settings import config_to_json, flat, modules_of, refuse_unnamed_modules
 from drq.training.checkpoint_reader import load_weights, read_best
 from drq.training.components import make_acting_agent
-from drq.training.evaluate import Evaluation, FrameStack, ShowProgress, blank_observations
+from drq.training.evaluate import Evaluation, ShowProgress
 from drq.training.evaluation_service import make_evaluator
 from drq.training.folder import RunFolder
 from drq.training.policy_file import read_policy_file

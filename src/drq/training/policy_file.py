@@ -24,6 +24,7 @@ from drq.agents import Agent
 from drq.config import TrainConfig, check
 from drq.envs import EnvSpec
 from drq.envs.protocol import spec_from_json
+from drq.envs.stack import blank_observations
 from drq.errors import UserError, reason
 from drq.settings import config_from_json, config_to_json, parse_json
 
@@ -129,7 +130,7 @@ def acting_weights(agent: Agent, spec: EnvSpec) -> list[str]:
     """Names of the weights that acting computes with: found by acting once, so that it is so for any agent."""
     names = {id(tensor): name for name, tensor in (*agent.modules.named_parameters(), *agent.modules.named_buffers())}
     device = agent.backend.device
-    observation = torch.zeros(1, *spec.observation_shape, dtype=torch.uint8 if spec.pixels else torch.float32)
+    observation = torch.from_numpy(blank_observations(spec, 1))
     noise = agent.evaluation(1, torch.Generator().manual_seed(0))
     with _UsedParameters(names) as used:
         agent.act(observation.to(device), noise.to(device))
