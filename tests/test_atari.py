@@ -130,7 +130,7 @@ def test_what_a_game_promises() -> None:
     spec = make("atari/pong", CONFIG, 4).spec
     assert spec.observation_shape == (4, 84, 84)
     assert (spec.action_kind, spec.action_size) == ("discrete", 6)
-    assert (spec.budget_counts, spec.action_repeat) == ("agent_step", 4)
+    assert spec.action_repeat == 4
     assert spec.max_episode_agent_steps == 27_000
     unknown = make("atari/zaxxon", replace(CONFIG, image_size=60), 4).spec
     assert unknown.frame_shape == (1, 60, 60)

@@ -63,7 +63,6 @@ def test_a_row_says_what_its_environments_are(name: str) -> None:
     try:
         assert family.action_kind in (None, env.spec.action_kind)
         assert family.action_repeat == env.spec.action_repeat
-        assert family.budget_counts == env.spec.budget_counts
         assert family.channels == env.spec.frame_shape[0]
     finally:
         env.close()

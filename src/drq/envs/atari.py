@@ -78,7 +78,6 @@ def game_spec(name: str, config: EnvConfig, action_size: int) -> EnvSpec:
         action_size=action_size,
         action_repeat=FRAME_SKIP,
         max_episode_agent_steps=limit_agent_steps(limit_env_steps(MAX_FRAMES, config.max_episode_steps), FRAME_SKIP),
-        budget_counts="agent_step",
         zero_stack=config.zero_stack,
         random_return=scores.random if scores else None,
         perfect_return=scores.human if scores else None,

@@ -19,7 +19,6 @@ Frame = NDArray[np.uint8] | NDArray[np.float32]
 """Pixels, or a state. An environment that was told to hands over a `Scene` in its place, which a GPU draws."""
 Action = NDArray[np.float32] | int
 _Kind = Literal["continuous", "discrete"]
-_Counts = Literal["env_step", "agent_step"]
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,6 @@ class EnvSpec:
     """Env steps (Atari: frames) that one agent step takes."""
     max_episode_agent_steps: int | None
     """The time limit in agent steps, if there is one."""
-    budget_counts: _Counts = "env_step"
-    """What `--steps` and evaluation intervals count: env steps, or agent steps for Atari, as in the paper."""
     random_return: float | None = None
     """Mean return of uniformly random actions, where it is known."""
     perfect_return: float | None = None
@@ -78,14 +75,14 @@ def spec_from_json(plain: Mapping[str, Any]) -> EnvSpec:
     ValueError or TypeError for what no task has.
     """
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
+    values.pop("budget_counts", None)  # of an older version: it is the family's
     spec = EnvSpec(**values)
     sizes = (*spec.frame_shape, spec.frame_stack, spec.action_size, spec.action_repeat)
     if not all(type(size) is int and 0 < size <= 10**6 for size in sizes) or len(spec.frame_shape) not in (1, 3):
         raise ValueError(f"its sizes are {sizes}")
     if math.prod(spec.observation_shape) > 10**8:
         raise ValueError(f"an observation of {spec.observation_shape} would be too large")
-    known = spec.action_kind in get_args(_Kind) and spec.budget_counts in get_args(_Counts)
-    if not known or not isinstance(spec.task, str) or not isinstance(spec.sees, str):
+    if spec.action_kind not in get_args(_Kind) or not isinstance(spec.task, str) or not isinstance(spec.sees, str):
         raise ValueError("a name in it is none")
     if type(spec.action_start) is not int:
         raise ValueError(f"its first action is {spec.action_start!r}")
