@@ -21,8 +21,8 @@ from pathlib import Path
 import tyro
 from tyro.conf import Positional
 
+from drq.envs import family_of
 from drq.errors import UserError
-from drq.presets import default_preset
 from drq.speed.results import host_memory
 from drq.training.folder import RunFolder, git_commit, versions
 
@@ -91,7 +91,7 @@ class Child:
         self.folder = folder
         self._log = open(f"{folder}.log", "w+")  # noqa: SIM115  closed by `end`
         command = [sys.executable, "-m", "drq", "train", arguments.task]
-        command += ["--preset", arguments.preset or default_preset(arguments.task)]
+        command += ["--preset", arguments.preset or family_of(arguments.task).preset]
         command += ["--steps", str(arguments.steps), "--seed", str(seed), "--dir", str(folder)]
         command += arguments.train_options
         self._started = time.perf_counter()
@@ -246,7 +246,7 @@ def measure_in(arguments: Arguments, folder: Path) -> None:
             arguments.out.parent.mkdir(parents=True, exist_ok=True)
             found = {
                 "task": arguments.task,
-                "preset": arguments.preset or default_preset(arguments.task),
+                "preset": arguments.preset or family_of(arguments.task).preset,
                 "steps": arguments.steps,
                 "train_options": list(arguments.train_options),
                 "versions": versions(),

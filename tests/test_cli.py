@@ -31,7 +31,7 @@ from runs import FLAGS, drq, fails, rows
         (("train", "dcm/walker-walk"), "dmc/walker-walk"),
         (("train", "toy/reach", "--preset", "plannet"), "Did you mean 'planet'?"),
         (("train", "toy/reach", "--preset"), "--preset needs a value"),
-        (("train", "toy/reach", "--agent", "ppo"), "There is no agent 'ppo'. Choose from sac, dqn, rainbow."),
+        (("train", "toy/reach", "--agent", "ppo"), "There is no agent 'ppo': choose from sac, dqn, rainbow."),
         (("train", "toy/reach", "--agent", "dqn"), "toy/reach has continuous actions and DQN needs discrete ones"),
         (("train", "toy/catch", "--agent", "sac"), "toy/catch has discrete actions and SAC needs continuous ones"),
         (("train", "toy/reach", "--agent.augmentation", "shft"), "Did you mean 'shift'?"),

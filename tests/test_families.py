@@ -15,7 +15,7 @@ import drq
 from drq.config import EnvConfig, SACConfig
 from drq.envs import FAMILIES, Family, check_task, family_of, make, split_task, task_names
 from drq.errors import UserError
-from drq.presets import default_preset, preset
+from drq.presets import configure, preset
 from drq.report import report
 from drq.training.folder import RunFolder
 from runs import small
@@ -38,7 +38,7 @@ def slide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Family]:
 
 def test_a_file_and_a_row_make_a_family(slide: Family, tmp_path: Path) -> None:
     assert task_names("slide") == ["slide/bar"]
-    assert default_preset("slide/bar") == "cpu"
+    assert configure("slide/bar", {}).preset == "cpu"
     assert preset("cpu", "slide/bar").agent == SACConfig(batch_size=64, hidden_dim=256)
     with pytest.raises(UserError, match="Did you mean 'slide/bar'"):
         check_task("slide/baar")

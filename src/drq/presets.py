@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from drq import envs
-from drq.agents import AGENTS, agent_name
+from drq.agents import AGENTS, agent_kind, agent_name
 from drq.config import (
     AgentConfig,
     DQNConfig,
@@ -214,29 +214,17 @@ def preset_values(name: str, task: str) -> TrainConfig:
     return PRESETS[name](task)
 
 
-def default_preset(task: str) -> str:
-    """The preset of a command that names none."""
-    return family_of(task).preset
-
-
-def agent_config(name: str) -> AgentConfig:
-    """Settings of the agent of this name."""
-    if name not in AGENTS:
-        raise UserError(f"There is no agent {name!r}. Choose from {', '.join(AGENTS)}.")
-    return AGENTS[name].config()
-
-
 def configure(task: str, settings: Mapping[str, Any]) -> TrainConfig:
     """The run that a task and settings describe, by their names: nested (`{"agent": {"k": 1}}`) or dotted
     (`{"agent.k": 1}`). `preset` names the preset that they change, `agent` or `agent.type` the agent."""
     named = flat(dict(settings))
     task = envs.check_task(task, named.get("imports", ()))
-    chosen = named.pop("preset", None) or default_preset(task)
+    chosen = named.pop("preset", None) or family_of(task).preset
     type_named = named.pop("agent.type", None)
     agent = named.pop("agent", None) or type_named
     values = preset_values(chosen, task)
     own = values.agent if agent == agent_name(values.agent) else None
-    config = preset(chosen, task, own or (agent_config(agent) if agent else None), env_of(values, named))
+    config = preset(chosen, task, own or (agent_kind(agent).config() if agent else None), env_of(values, named))
     return override(config, {name: value for name, value in named.items() if name != "task"})
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from drq import presets
-from drq.envs import FAMILIES, import_modules
+from drq.envs import FAMILIES, family_of, import_modules
 from drq.errors import UserError, did_you_mean
 from drq.settings import flat, modules_of, refuse_unnamed_modules
 from drq.suites.paper import SUITES
@@ -59,7 +59,7 @@ def _suite(table: dict[str, Any], stem: str, named: Iterable[str]) -> Suite:
     import_modules(imports)
     tasks = tuple(find_task(name, FAMILIES, imports) for name in _texts(table, "tasks"))
     _refuse_repeated("task", tasks)
-    preset = _text(table, "preset", presets.default_preset(tasks[0]))
+    preset = _text(table, "preset", family_of(tasks[0]).preset)
     default = presets.preset_values(preset, tasks[0]).steps
     steps = table.get("steps", default)
     if not _positive(steps):
