@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from drq.config import EnvConfig
 from drq.engine.kernels.raycast import RayFrames
 from drq.envs import make
+from drq.envs.cameras import Camera
 from drq.envs.dmc import ControlSuite
 from drq.envs.raycast import RayCamera, compiler, draw
-from drq.envs.rendering import Camera, choose_backend, is_software, missing_libraries, renderer_name
+from drq.envs.rendering import choose_backend, is_software, missing_libraries, renderer_name
 from drq.errors import UserError
 
 SIZE = 84

@@ -20,18 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drq.config import EnvConfig, Render
+from drq.envs.cameras import FAST_SHADOW_SIZE, Camera, TiledCamera
 from drq.envs.episode import VIDEO_SIZE, ActionRange, EnvStep, SteppedEnvironment, limit_agent_steps, limit_env_steps
 from drq.envs.protocol import Action, EnvSpec, Frame
 from drq.envs.raycast import RayCamera, Scene, compiler, draw, require_compiler
-from drq.envs.rendering import (
-    FAST_SHADOW_SIZE,
-    Camera,
-    TiledCamera,
-    choose_backend,
-    missing_libraries,
-    mujoco_imports,
-    require_rendering,
-)
+from drq.envs.rendering import choose_backend, missing_libraries, mujoco_imports, require_rendering
 from drq.errors import UserError
 
 _ENV_STEPS_WITHOUT_LIMIT = 1000

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drq.config import EnvConfig
+from drq.envs.cameras import TiledCamera, Tiles, grid
 from drq.envs.dmc import ControlSuite, make, to_frame, to_picture
 from drq.envs.episode import VIDEO_SIZE, SteppedEnvironment
 from drq.envs.group import EnvironmentGroup, ThreadedGroup
 from drq.envs.protocol import Action, Frame, Step
 from drq.envs.raycast import Scene, draw
-from drq.envs.rendering import TiledCamera, Tiles, grid
 
 _LARGEST_BUFFER = 2048
 """Pixels along a side that the buffer of a group may have: more than any OpenGL in use would refuse to give."""

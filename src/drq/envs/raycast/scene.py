@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drq.envs.rendering import update_scene
+from drq.envs.cameras import update_scene
 
 MAX_GEOMS = 200
 """Shapes in a scene: the suite's largest has 50."""
