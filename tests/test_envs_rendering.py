@@ -60,6 +60,17 @@ def test_egl_is_chosen_on_linux_and_nothing_is_said_at_exit() -> None:
     assert result.stderr == ""
 
 
+def test_triton_is_loaded_before_opengl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After Mesa's LLVM, importing Triton 3.7 or newer is a segmentation fault."""
+    stand_in = tmp_path / "triton.py"
+    stand_in.touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "triton", None)  # so that what was there comes back
+    del sys.modules["triton"]
+    choose_backend()
+    assert sys.modules["triton"].__file__ == str(stand_in)
+
+
 @needs_gl
 def test_a_users_choice_is_kept() -> None:
     if missing_libraries("osmesa"):

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from drq.errors import UserError
@@ -31,6 +31,7 @@ _REMEDY = (
 
 def choose_backend() -> str:
     """Settles MUJOCO_GL and returns it: the user's, else `egl` on Linux, else "" for the system's default."""
+    _load_triton()
     too_late = "mujoco" in sys.modules  # it has already read the variable
     if sys.platform == "linux" and not os.environ.get("MUJOCO_GL") and not too_late:
         os.environ["MUJOCO_GL"] = "egl"
@@ -43,6 +44,13 @@ def choose_backend() -> str:
             "set it to egl (GPU, no display needed), osmesa (software) or glfw (a display)."
         )
     return backend
+
+
+def _load_triton() -> None:
+    """Loads what torch.compile will want, before OpenGL: Triton 3.7 and newer crash once Mesa has loaded its LLVM."""
+    if "torch" in sys.modules:  # not in the processes of environments, which never compile
+        with suppress(ImportError):  # a CPU build of torch comes without
+            import triton  # noqa: F401
 
 
 def egl_device(devices: Path = Path("/dev")) -> str | None:
