@@ -48,10 +48,7 @@ class SuiteRecord:
         return SuiteRecord(suite.name, suite.shows, suite.preset, settings, tuple(suite.runs()), search)
 
     def to_text(self) -> str:
-        plain = {"format": FORMAT, **dataclasses.asdict(self)}
-        if not self.search:
-            del plain["search"]  # an earlier version does not know it
-        return json.dumps(plain, indent=2) + "\n"
+        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=2) + "\n"
 
     def check(self) -> None:
         """ValueError for values of other types than we write."""
