@@ -262,6 +262,18 @@ def test_the_name_of_an_axis_has_room_beside_its_numbers(browser: Browser, tmp_p
     assert min(room) > 0
 
 
+def test_no_chart_is_empty_at_first(browser: Browser, tmp_path: Path) -> None:
+    """Though of many systems only some are switched on."""
+    for number in range(9):
+        fake_run(tmp_path / "runs", label=f"a{number}")
+    for task in ("toy/reach", "toy/catch"):
+        fake_run(tmp_path / "runs", task, label="z")
+    show(browser, tmp_path / "r.html", tmp_path)
+    assert count(browser, "#curves svg.chart") == 3
+    assert count(browser, "#curves .empty") == 0
+    assert browser.run("document.querySelectorAll('.systems [data-group=system]:checked').length") == 9
+
+
 def test_atari_aggregates_and_grids(browser: Browser, tmp_path: Path) -> None:
     for game in ("alien", "pong", "boxing"):
         for seed in (1, 2):

@@ -50,12 +50,14 @@ def page_data(
     """All that the page shows, with as many points of curves as it has room for. `link` is how it leads to a video."""
     names = tables.order_systems(runs)
     ours = {run.system for run in runs if run.ours}
+    first_of_task = {run.task: run.system for run in sorted(runs, key=lambda run: -names.index(run.system))}
+    shown = {*names[:SHOWN_AT_FIRST], *first_of_task.values()}
     compared = tables.score_tables(runs, missing)
     configs: dict[str, int] = {}
     data: Json = _plain(
         {
             "warnings": warnings,
-            "systems": [{"name": name, "ours": name in ours, "on": name in names[:SHOWN_AT_FIRST]} for name in names],
+            "systems": [{"name": name, "ours": name in ours, "on": name in shown} for name in names],
             "tables": [_table(table, names) for table in compared],
             "standings": [_standing(table, names) for table in standing_tables(runs)],
             "atari": [
