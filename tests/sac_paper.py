@@ -86,14 +86,14 @@ class Paper:
         joined = torch.cat([self.features(network, self.convolved(network, image)), action])
         return self.layers(f"{network}.q1", joined)[0], self.layers(f"{network}.q2", joined)[0]
 
-    def update(self, batch: Batch, draws: Draws, number: int) -> list[float]:
-        """Gives each transition's squared error, averaged over views."""
+    def update(self, batch: Batch, draws: Draws, number: int) -> tuple[list[float], dict[str, float]]:
+        """Gives each transition's squared error, averaged over views, and what is logged."""
         config, nu = self.config, draws.transformations
         n, actions = batch.action.shape
         alpha = self.w["temperature.log_alpha"].detach().exp()
         # Line by line of Algorithm 1.
         j_q = torch.zeros((), dtype=torch.float64)
-        errors = [0.0] * n
+        errors, target_q = [0.0] * n, 0.0
         for i in range(n):
             with torch.no_grad():
                 mean_value = torch.zeros((), dtype=torch.float64)
@@ -102,6 +102,7 @@ class Paper:
                     a_next, log_prob = self.act(s_next, draws.target_noise[k * n + i])
                     mean_value += (min(self.q("target", s_next, a_next)) - alpha * log_prob) / config.k
                 y = batch.reward[i] + batch.discount[i] * mean_value
+                target_q += float(y) / n
             for m in range(config.m):
                 s = self.shifted(batch.obs[i], nu.nu[m * n + i])
                 q1, q2 = self.q("critic", s, batch.action[i])
@@ -109,6 +110,8 @@ class Paper:
                 errors[i] += float(error.detach()) / config.m
                 j_q = j_q + error * (1 if batch.weights is None else batch.weights[i]) / (n * config.m)
         self.descend("critic", j_q, self.critic_names)
+        mean_reward = sum(batch.reward.tolist()) / n
+        metrics = {"critic_loss": float(j_q.detach()), "target_q": target_q, "batch_reward": mean_reward}
 
         if number % config.actor_every == 0:
             j_pi = torch.zeros((), dtype=torch.float64)
@@ -121,12 +124,14 @@ class Paper:
             self.descend("actor", j_pi, self.actor_names)
             j_alpha = self.w["temperature.log_alpha"].exp() * (entropy + actions)
             self.descend("temperature", j_alpha, ["temperature.log_alpha"])
+            new_alpha = float(self.w["temperature.log_alpha"].detach().exp())
+            metrics |= {"actor_loss": float(j_pi.detach()), "entropy": entropy, "alpha": new_alpha}
 
         if number % config.target_every == 0:
             for name in self.names("target."):
                 online = self.w[name.replace("target.", "critic.", 1)].detach()
                 self.w[name] = (1 - config.tau) * self.w[name] + config.tau * online
-        return errors
+        return errors, metrics
 
     def descend(self, optimizer: str, loss: Tensor, names: list[str]) -> None:
         gradients = torch.autograd.grad(loss, [self.w[name] for name in names])

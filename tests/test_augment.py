@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import kornia.augmentation as kornia_augmentation
 import pytest
@@ -25,7 +27,7 @@ from drq.augment import (
     parse,
 )
 from drq.backend import Backend
-from drq.config import SACConfig
+from drq.config import DQNConfig, RainbowConfig, SACConfig
 from drq.envs.protocol import EnvSpec
 from drq.errors import UserError
 
@@ -272,6 +274,21 @@ def test_parameters_follow_the_names() -> None:
     assert parse("rotate") == Rotate(5.0)
 
 
+@pytest.mark.parametrize("config", [SACConfig, DQNConfig, RainbowConfig])
+def test_agents_augment_as_their_settings_say_images_of_their_size_and_no_states(config: type[Any]) -> None:
+    name = "shift+intensity+cutout"
+    settings = config(augmentation=name, pad=7, intensity_scale=0.3, encoder="d4pg", hidden_dim=8)
+    spec = EnvSpec("toy/tiny", (3, 30, 40), 1, "continuous" if config is SACConfig else "discrete", 2, 1, None)
+    agent = make_agent(spec, settings, Backend(), 0)
+    draws = agent.draw(generator())
+    nu = getattr(draws, "transformations", draws).nu
+    f = Compose((RandomShift(7), Intensity(0.3), Cutout()))
+    assert torch.equal(nu, f.sample(len(nu), (30, 40), generator()))
+    assert agent.f == f
+    of_states = make_agent(replace(spec, frame_shape=(5,)), settings, Backend(), 0)
+    assert of_states.f == NoAugmentation()
+
+
 def test_the_leftmost_comes_first() -> None:
     images = random_images(8, (40, 40))
     shift, cut = RandomShift(4), Cutout()
@@ -339,6 +356,9 @@ number = 3
 '''
 
 
+TWENTY = EnvSpec("toy/any", (3, 20, 20), 3, "continuous", 2, 1, None)
+
+
 @pytest.fixture
 def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`my_augmentations` in the current folder, which an installed command does not have on its path."""
@@ -358,6 +378,7 @@ def test_an_augmentation_of_ones_own(reference: str) -> None:
     both = parse(f"shift+{reference}")
     nu = both.sample(4, (20, 20), generator())
     assert torch.equal(both(images, nu), RandomShift()(images, nu[:, :2]) + 10.0)
+    make_agent(TWENTY, SACConfig(augmentation=f"shift+{reference}", hidden_dim=8), Backend(), 0)  # not refused
 
 
 @pytest.mark.usefixtures("own_module")
@@ -369,9 +390,8 @@ def test_an_augmentation_of_ones_own(reference: str) -> None:
     ],
 )
 def test_one_that_does_not_work_is_refused_before_training(name: str, sentence: str) -> None:
-    spec = EnvSpec("toy/any", (3, 20, 20), 3, "continuous", 2, 1, None)
     with pytest.raises(UserError, match=sentence):
-        make_agent(spec, SACConfig(augmentation=f"shift+my_augmentations:{name}"), Backend(), 0)
+        make_agent(TWENTY, SACConfig(augmentation=f"shift+my_augmentations:{name}"), Backend(), 0)
 
 
 REMEDY = "write my_module:my_augmentation, with my_module in the current folder or installed."

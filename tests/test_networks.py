@@ -282,8 +282,9 @@ def test_heads_compute_what_the_appendix_says() -> None:
 def test_initial_linear_layers_are_orthogonal_with_unit_gain() -> None:
     encoder, actor, critic = heads(hidden=128)
     before = [parameter.clone() for parameter in encoder.parameters()]
-    linear = [part for head in (actor, critic) for part in head.modules() if isinstance(part, nn.Linear)]
-    assert len(linear) == 4 + 7
+    values = QNetwork(PLAIN, encoder, 6, DQNConfig(hidden_dim=128))
+    linear = [part for head in (actor, critic, values) for part in head.modules() if isinstance(part, nn.Linear)]
+    assert len(linear) == 4 + 7 + 4
     for layer in linear:
         assert_orthogonal(layer.weight, gain=1.0)
         assert not layer.bias.any()

@@ -157,6 +157,8 @@ def test_a_batch_takes_one_from_each_part_of_the_sum() -> None:
     for seed in range(5):
         slots = sampler.choose(replay, replay.draw(32, torch.Generator().manual_seed(seed))).slots
         assert slots.tolist() == list(range(32))
+    # The last bits count too: in float32 this would be the beginning of the next part.
+    assert sampler.choose(replay, torch.full((32,), 2**62 - 2**30)).slots.tolist() == list(range(32))
 
 
 @pytest.mark.parametrize("bits", [0, 2**62 - 1])
@@ -183,6 +185,12 @@ def test_errors_without_bounds_leave_a_sum() -> None:
     assert choice.weights is not None
     assert bool(choice.weights.isfinite().all())
     assert LARGEST * UNIT * 1_000_000 < 2**63
+
+
+def test_a_transition_without_error_may_still_be_chosen() -> None:
+    sampler = PrioritisedSampler(3, exponent=1.0)
+    sampler.learnt(torch.arange(3), torch.zeros(3))
+    assert sampler.priorities.tolist() == [1, 1, 1]
 
 
 @pytest.mark.gpu

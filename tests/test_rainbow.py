@@ -87,10 +87,18 @@ def test_the_projection_against_a_loop() -> None:
 
 
 def test_features_are_rescaled_image_by_image() -> None:
-    features = torch.tensor([[1.0, 3.0, 2.0], [0.0, 0.0, 0.0], [4.0, 4.0, 5.0]])
-    expected = [[0.0, 2 / 2.00001, 1 / 2.00001], [0.0] * 3, [0.0, 0.0, 1 / 1.00001]]
+    features = torch.tensor([[1.0, 3.0, 2.0], [0.0, 0.0, 0.0], [4.0, 4.0, 5.0], [0.0, 0.0, 1e-5]])
+    expected = [[0.0, 2 / 2.00001, 1 / 2.00001], [0.0] * 3, [0.0, 0.0, 1 / 1.00001], [0.0, 0.0, 0.5]]
     torch.testing.assert_close(rescale(features), torch.tensor(expected))
     assert rescale(features.bfloat16()).dtype == torch.float32
+
+
+def test_state_vectors_keep_their_scale() -> None:
+    spec = replace(SPEC, frame_shape=(7,), frame_stack=1)
+    agent = make_agent(spec, RainbowConfig(**SMALL), Backend(), 0)
+    assert isinstance(agent, Rainbow)
+    states = torch.randn(N, 7)
+    torch.testing.assert_close(agent.online(2 * states), 2 * agent.online(states))  # biases start at zero
 
 
 # An independent transcription: one image at a time, one view at a time, in float64, Adam and the average by hand.
@@ -164,11 +172,12 @@ class Oracle:
                 total += torch.tensor(slowly_projected(reward, discount, best.softmax(0).tolist(), self.atoms))
         return total / c.k
 
-    def update(self, batch: Batch, nu: Tensor, nu_next: Tensor) -> tuple[float, list[float]]:
-        """The loss, and each transition's error."""
+    def update(self, batch: Batch, nu: Tensor, nu_next: Tensor) -> tuple[float, float, list[float]]:
+        """The loss, the mean target value, and each transition's error."""
         c = self.c
         assert isinstance(batch.obs, Tensor)
         ys = [self.target_of(batch, i, nu_next).detach() for i in range(N)]
+        atoms = torch.tensor(self.atoms if c.atoms > 1 else [1.0], dtype=torch.float64)
         w = {name: p.requires_grad_(True) for name, p in self.online.items()}
         loss, errors = torch.zeros((), dtype=torch.float64), [0.0] * N
         for i in range(N):
@@ -192,7 +201,7 @@ class Oracle:
             decay = c.weight_decay if old.ndim > 1 else 0.0
             self.online[name] = old - c.learning_rate * (mean / (spread + c.adam_eps) + decay * old)
             self.target[name] = (1 - c.tau) * self.target[name] + c.tau * self.online[name]
-        return float(loss.detach()), errors
+        return float(loss.detach()), float(sum(y @ atoms for y in ys)) / N, errors
 
 
 CASES: list[dict[str, Any]] = [
@@ -216,10 +225,11 @@ def test_updates_follow_the_equations(settings: dict[str, Any]) -> None:
     for update in range(2):
         batch, draws = random_batch(update)._replace(weights=torch.rand(N, generator=g)), agent.draw(g)
         metrics, errors = agent.update(batch, draws, agent.phase(update))
-        loss, expected = oracle.update(batch, draws.nu, draws.nu_next)
+        loss, target_q, expected = oracle.update(batch, draws.nu, draws.nu_next)
         assert errors is not None
         assert errors.tolist() == pytest.approx(expected, rel=1e-4)
         assert float(metrics["loss"]) == pytest.approx(loss, rel=1e-4)
+        assert float(metrics["target_q"]) == pytest.approx(target_q, rel=1e-4)
         for network, weights in ((agent.online, oracle.online), (agent.target, oracle.target)):
             for name, weight in network.state_dict().items():
                 torch.testing.assert_close(weight.double(), weights[name].detach(), rtol=1e-4, atol=1e-5, msg=name)
@@ -239,6 +249,18 @@ def test_k_and_m_are_averages_over_views() -> None:
     loss, per_transition, _ = agent.loss(batch, draws)
     torch.testing.assert_close(per_transition, sum(errors[1:], errors[0]).detach() / m)
     torch.testing.assert_close(loss, sum(error.mean() for error in errors) / m)
+
+
+def test_the_best_action_has_the_highest_mean_of_its_distribution() -> None:
+    agent = make(atoms=3, dueling=False, epsilon_eval=0.0)
+    # The mean of the first is near the highest atom; the second's logits alone speak for it more.
+    logits = torch.tensor([[0.0, 0.0, 5.0], [-20.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    with torch.no_grad():
+        agent.target.head["advantage"].weight.zero_()
+        agent.target.head["advantage"].bias.copy_(logits.flatten())
+    obs = random_batch(0).obs
+    assert isinstance(obs, Tensor)
+    assert agent.act(obs, agent.evaluation(N, torch.Generator())).tolist() == [0] * N
 
 
 # Schedules.
@@ -270,6 +292,8 @@ def test_resets_come_at_the_published_agent_steps() -> None:
     assert resets.updates == tuple((step - 2_000) * 8 for step in range(5_000, 90_001, 5_000))
     assert make(reset_every=0).resets.updates == ()
     assert Resets.at_agent_steps(10, 40, 15, 0.5).updates == (2, 7, 12)
+    assert Resets.at_agent_steps(10, 39, 10, 1.0).updates == (10, 20)  # none before the first update, nor after 39
+    assert [Resets((5, 9)).since(update) for update in (0, 4, 5, 8, 9, 12)] == [0, 4, 0, 3, 0, 3]
 
 
 def test_epsilon_falls_to_zero_after_the_first_updates() -> None:
@@ -455,6 +479,17 @@ def test_rounded_copies_of_weights_change_no_bit(kernel_device: str) -> None:
 
 
 # Settings.
+
+
+def test_initial_weights_are_xaviers_with_zero_biases() -> None:
+    parts = [part for part in make(hidden_dim=64).online.modules() if isinstance(part, nn.Conv2d | nn.Linear)]
+    assert len(parts) == 15 + 3
+    for part in parts:
+        outputs, inputs, *kernel = part.weight.shape
+        limit = math.sqrt(6 / ((inputs + outputs) * math.prod(kernel)))
+        assert 0.97 * limit < float(part.weight.detach().abs().max()) <= limit
+        assert part.bias is not None
+        assert not part.bias.any()
 
 
 def test_the_presets_are_the_published_agent() -> None:

@@ -93,7 +93,8 @@ def test_updates_are_the_papers_equations(spec: EnvSpec, settings: dict[str, Any
         if weighted:
             batch = batch._replace(weights=torch.rand(N, generator=g, dtype=torch.float64))
         result = agent.update(batch, draws, agent.phase(number))
-        expected_errors = paper.update(batch, draws, number)
+        expected_errors, metrics = paper.update(batch, draws, number)
+        assert {name: float(value) for name, value in result.metrics.items()} == pytest.approx(metrics, rel=1e-9)
         assert result.errors is not None
         assert result.errors.tolist() == pytest.approx(expected_errors, rel=1e-9)
         got = weights_of(agent)
@@ -390,6 +391,21 @@ def test_draws_are_all_that_is_random() -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_noise_is_standard_normal_and_the_generators_alone() -> None:
+    agent = make(STATE, batch_size=20_000)
+
+    def noises(seed: int) -> tuple[Tensor, ...]:
+        torch.manual_seed(seed)
+        g = Generator().manual_seed(0)
+        draws = agent.draw(g)
+        return draws.target_noise, draws.actor_noise, agent.exploration(20_000, 0, g)
+
+    for noise, again in zip(noises(1), noises(2), strict=True):
+        assert torch.equal(noise, again)
+        moments = [float((noise**power).mean()) for power in (1, 2, 3, 4)]
+        assert moments == pytest.approx([0, 1, 0, 3], abs=0.15)
+
+
 def test_the_seed_decides_the_initial_weights_and_disturbs_nobody() -> None:
     torch.manual_seed(5)
     one = weights_of(make(seed=1))
@@ -408,14 +424,6 @@ def test_evaluation_acts_with_the_mean() -> None:
     policy = agent.actor(agent.critic.encoder(obs))
     action = agent.act(obs, agent.evaluation(N, Generator().manual_seed(0)))
     torch.testing.assert_close(action, policy.mu.tanh())
-
-
-def test_states_are_not_augmented() -> None:
-    agent = make(STATE, augmentation="shift")
-    assert agent.draw(Generator().manual_seed(0)).transformations.nu.shape == (2 * N, 0)
-    before = weights_of(agent)
-    train(agent, 2, spec=STATE)
-    assert not torch.equal(before["critic.q1.0.weight"], weights_of(agent)["critic.q1.0.weight"])
 
 
 def test_discrete_actions_are_refused_with_the_remedy() -> None:
