@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
 from importlib import resources
 from pathlib import Path
@@ -108,6 +109,7 @@ def test_both_sets_together_where_their_settings_are_the_same(tmp_path: Path) ->
         found, figures = tables_of(folder), spread(task, which)
         (by_return,), (by_area,) = found["return"].rows[task], found["area"].rows[task]
         assert by_return.reference.runs == figures["seeds"]
+        assert by_return.above is None
         assert by_return.z == pytest.approx((points[100_000] - figures["last_mean"]) / figures["last_std"])
         own = sum(points[at] for at in range(20_000, 100_001, 10_000)) / 9
         assert by_area.score == pytest.approx(own)
@@ -126,6 +128,8 @@ def test_ranks_where_published_seeds_hardly_differ_from_the_end_of_the_range(tmp
     theirs = [float(one) for one in row["scores"].split()]
     assert each.above == sum(one < score for one in theirs)
     assert each.z == pytest.approx(norm.ppf((each.above + 0.5) / (len(theirs) + 1)))
+    tied = dataclasses.replace(each, score=max(theirs))
+    assert tied.above == sum(one < max(theirs) for one in theirs) < len(theirs)
 
 
 def test_ranks_are_shipped_for_exactly_the_figures_that_reach_beyond_the_range() -> None:
@@ -176,6 +180,13 @@ def test_an_atari_run_stands_in_the_distribution_of_its_settings(tmp_path: Path,
     assert complete.z == pytest.approx((z["atari/alien", 1] + z["atari/ms_pacman", 1]) / 2)
 
 
+def test_seeds_that_no_other_task_has_make_one_mean_alone(tmp_path: Path) -> None:
+    fake_run(tmp_path, "dmc/walker-walk", 1)
+    fake_run(tmp_path, "dmc/cheetah-run", 2)
+    (mean,) = tables_of(tmp_path)["return"].means()
+    assert (mean.of, mean.runs, mean.tasks) == ("all runs", 2, 2)
+
+
 # Which runs are compared.
 
 
@@ -215,4 +226,8 @@ def test_an_area_is_interpolated_and_needs_evaluations(tmp_path: Path) -> None:
     assert area(run, 100_000) == pytest.approx(sum(range(200, 1_001, 100)) / 9)  # a straight line stays one
     (seldom,) = runs_of(write_table(tmp_path / "y.csv", [("walker_walk", 1, at, 1, "x") for at in (50_000, 100_000)]))
     assert area(seldom, 100_000) is None
+    for last_but_one, told in ((80_000, True), (79_000, False)):  # more than 20k env steps without are too many
+        steps = (20_000, 40_000, 60_000, last_but_one, 100_000)
+        (other,) = runs_of(write_table(tmp_path / "z.csv", [("walker_walk", 1, at, 1, "x") for at in steps]))
+        assert (area(other, 100_000) is not None) is told
     assert area(run, 500_000) is None

@@ -51,6 +51,7 @@ def test_numbers_by_hand() -> None:
     assert statistics.iqm(scores) == pytest.approx((0.4 + 0.5 + 0.7 + 2.0) / 4)  # 6 scores: one cut at either end
     assert statistics.optimality_gap(scores) == pytest.approx(1 - (0.0 + 0.4 + 1 + 1 + 0.5 + 0.7) / 6)
     assert statistics.sample_std(np.array([1.0, 2.0, 4.0])) == pytest.approx((7 / 3) ** 0.5)
+    assert statistics.sample_std(np.array([1.0, 3.0])) == pytest.approx(2**0.5)
     assert statistics.sample_std(np.array([1.0])) is None
     assert statistics.human_normalised(np.array([-20.7, 14.6, 0.0]), -20.7, 14.6) == pytest.approx([0, 1, 20.7 / 35.3])
     ours, theirs = by_task([[3.0, 1.0], [5.0, 1.0]]), by_task([[4.0, 1.0]])
@@ -109,6 +110,17 @@ def test_an_interval_holds_the_truth_about_as_often_as_it_says(runs: int, monkey
     assert 0.91 <= np.mean(held) <= 0.99  # not widened: 0.81 of two runs a task, 0.88 of three
 
 
+def test_every_resample_is_summarised_by_itself() -> None:
+    rng = np.random.default_rng(6)
+    ours, theirs = ([rng.integers(0, 4, (3, runs)).astype(float) for runs in each] for each in ((4, 2, 5), (3, 6, 2)))
+    for metric in (statistics.mean, statistics.median, statistics.iqm, statistics.optimality_gap):
+        assert metric(ours).tolist() == [metric([runs[row] for runs in ours]) for row in range(3)]
+    found = statistics.probability_of_improvement(ours, theirs)
+    one_by_one = [([x[row] for x in ours], [y[row] for y in theirs]) for row in range(3)]
+    assert found.tolist() == [statistics.probability_of_improvement(*each) for each in one_by_one]
+    assert len(set(found.tolist())) == 3
+
+
 def test_tasks_are_not_mixed_by_the_bootstrap() -> None:
     # within a task there is no spread, between tasks there is: a stratified interval has no width
     found = statistics.estimate(statistics.iqm, [np.full(5, 0.0), np.full(5, 10.0)])
@@ -123,6 +135,8 @@ def test_same_numbers_every_time() -> None:
 def test_a_single_run_has_no_interval() -> None:
     found = statistics.estimate(statistics.mean, [np.array([3.0]), np.array([5.0])])
     assert (found.value, found.low, found.high) == (4.0, None, None)
+    two = statistics.estimate(statistics.mean, [np.array([3.0, 5.0])])
+    assert (two.low, two.high) == pytest.approx((4 - 2**0.5, 4 + 2**0.5))  # as far apart as new runs would be
 
 
 def test_a_task_with_a_single_run_among_others_leaves_no_interval() -> None:
@@ -146,15 +160,17 @@ def test_difference_of_two_systems() -> None:
     assert found.high == pytest.approx(found.value + 1.96 * error, abs=0.1 * error)
 
 
-def test_difference_from_a_published_score() -> None:
-    ours = [np.random.default_rng(4).normal(500, 60, 50)]
-    error = ours[0].std(ddof=1) / 50**0.5
-    exact = statistics.difference_from_published(ours, [Published(480.0)])
-    assert exact.value == pytest.approx(ours[0].mean() - 480)
-    assert exact.high - exact.low == pytest.approx(2 * 1.96 * error, rel=0.05)
-    spread = statistics.difference_from_published(ours, [Published(480.0, std=80.0, seeds=10)])
-    both = (error**2 + 80.0**2 / 10) ** 0.5
-    assert spread.high - spread.low == pytest.approx(2 * 1.96 * both, rel=0.05)
+def test_difference_from_published_scores() -> None:
+    rng = np.random.default_rng(4)
+    ours = [rng.normal(5.0, 0.6, 50), rng.normal(2.0, 0.2, 40)]
+    variance = (ours[0].var(ddof=1) / 50 + ours[1].var(ddof=1) / 40) / 4  # of the mean of two tasks
+    exact = [Published(4.8), Published(1.5, std=0.8)], variance  # of how many seeds, nobody knows
+    spread = [Published(4.8, std=0.8, seeds=10), Published(1.5, seeds=5)], variance + 0.8**2 / 10 / 4
+    for published, expected in (exact, spread):
+        found = statistics.difference_from_published(ours, published)
+        assert found.value == pytest.approx((ours[0].mean() - 4.8 + ours[1].mean() - 1.5) / 2)
+        assert found.low == pytest.approx(found.value - 1.96 * expected**0.5, abs=0.1 * expected**0.5)
+        assert found.high == pytest.approx(found.value + 1.96 * expected**0.5, abs=0.1 * expected**0.5)
     assert statistics.difference_from_published([np.array([500.0])], [Published(480.0)]).low is None
 
 
