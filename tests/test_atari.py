@@ -14,6 +14,7 @@ import pytest
 from drq.config import EnvConfig
 from drq.envs import Environment, make
 from drq.envs.atari_games import GAMES_26, SCORES_26
+from drq.envs.protocol import EnvSpec
 from drq.errors import UserError
 
 ale_py = pytest.importorskip("ale_py")
@@ -241,6 +242,24 @@ def test_a_time_limit_ends_the_episode_and_not_the_return() -> None:
     assert all(step.discount == 1.0 for step in steps)
     # The last frame is bootstrapped from, so it must be the game's own.
     np.testing.assert_array_equal(steps[-1].frame, free[-1])
+
+
+def test_every_game_begins_with_its_own_lives_and_its_whole_time() -> None:
+    spec = EnvSpec("atari/any", (1, 2, 2), 4, "discrete", 3, 4, max_episode_agent_steps=3)
+    episode = atari.GameEpisode(spec)
+
+    def step(score: float, game_over: bool, lives: int) -> tuple[float, float, bool, float]:
+        found = episode.step(np.zeros((1, 2, 2), np.uint8), score, game_over, lives)
+        return found.reward, found.discount, found.done, found.score
+
+    for _ in range(2):
+        episode.begin(lives=3)
+        assert step(5.0, False, 2) == (1.0, 0.0, False, 5.0)  # a life lost at once
+        assert step(-7.0, False, 2) == (-1.0, 1.0, False, -7.0)
+        assert step(0.5, False, 2) == (0.5, 1.0, True, 0.5)
+        assert not episode.playing
+    episode.begin(lives=0)  # a game that counts none
+    assert step(0.0, True, 0) == (0.0, 0.0, True, 0.0)
 
 
 def test_a_picture_may_be_asked_for_at_any_time() -> None:

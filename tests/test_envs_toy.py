@@ -110,8 +110,19 @@ def test_reach_rewards_closeness() -> None:
     assert rewards[-1] == pytest.approx(1.0, abs=1e-6)
 
 
+@pytest.mark.parametrize("corner", [(1.0, 1.0), (-1.0, -1.0)])
+def test_reach_has_walls(corner: tuple[float, float]) -> None:
+    env = make("reach", STATE, 1)
+    env.reset(0)
+    for _ in range(11):  # as far as from the opposite wall, and on
+        step = env.step(np.array(corner, np.float32))
+    assert step.frame[:2].tolist() == [*corner]
+
+
 def test_reach_ends_by_time_and_catch_by_landing() -> None:
     reach, catch = make("reach", STATE, 1), make("catch", STATE, 1)
+    assert (reach.spec.action_size, reach.spec.max_episode_agent_steps) == (2, 50)
+    assert (catch.spec.action_size, catch.spec.max_episode_agent_steps) == (3, 7)
     reach.reset(0)
     state = catch.reset(0)
     steps = [reach.step(np.zeros(2, np.float32)) for _ in range(50)]

@@ -196,6 +196,10 @@ def test_zeros_for_missing_frames_also_after_a_lost_life() -> None:
     next_obs = batch.next_obs.tensor()[:, :, 0, 0].tolist()
     assert [next_obs[0], *next_obs[3:]] == [[1, 2, 3], [4, 5, 6], [4, 5, 6]]  # of those that a return goes on with
     assert batch.reward.tolist() == pytest.approx([2 + 0.99 * 3, 3 + 0.99 * 4, 4, 5 + 0.99 * 6, 6])
+    for _ in range(replay.stream_frames):  # once round the ring: the zeros are not part of it
+        replay.add(np.zeros(2, np.float32), 0.0, 1.0, False, frames[9])
+    replay.begin(frames[8])
+    assert replay.newest_observation()[:, 0, 0].tolist() == [0, 0, 8]
 
 
 @pytest.mark.parametrize("steps_before", [0, 13, 14, 15, 16, 29])
@@ -219,14 +223,15 @@ def test_only_a_terminal_state_stops_the_bootstrap(steps_before: int) -> None:
     np.testing.assert_array_equal(newest_frames[1], cut_off)
 
 
-def test_an_abandoned_episode_ends_as_at_a_time_limit() -> None:
+@pytest.mark.parametrize("steps", [1, 2])
+def test_an_abandoned_episode_ends_as_at_a_time_limit(steps: int) -> None:
     """Begun again in the middle: no return reaches from one episode into the next, nor after another resume."""
     spec = replace(SPEC, frame_shape=(1, 1, 1))
     frames = [np.full((1, 1, 1), number, dtype=np.uint8) for number in range(10)]
     replay = Replay(spec, 20, n_step=3, discount=0.5)
     replay.begin(frames[0])
-    replay.add(np.zeros(2, np.float32), 1.0, 1.0, False, frames[1])
-    replay.add(np.zeros(2, np.float32), 1.0, 1.0, False, frames[2])
+    for number in range(1, steps + 1):
+        replay.add(np.zeros(2, np.float32), 1.0, 1.0, False, frames[number])
     before = replay.marks(), replay.written_since([(0, 0)])
     replay.begin(frames[5])
     for number in (6, 7, 8):
@@ -235,9 +240,9 @@ def test_an_abandoned_episode_ends_as_at_a_time_limit() -> None:
     restored.restore([before, (replay.marks(), replay.written_since(before[0]))], replay.counters())
     for each in (replay, restored):
         batch = all_kept(each)
-        assert batch.reward.tolist() == [1.5, 1.0, 175.0]
-        assert batch.discount.tolist() == [0.25, 0.5, 0.125]
-        assert batch.next_obs.tensor()[:, -1, 0, 0].tolist() == [2, 2, 8]
+        assert batch.reward.tolist() == [*[1.5, 1.0][-steps:], 175.0]
+        assert batch.discount.tolist() == [*[0.25, 0.5][-steps:], 0.125]
+        assert batch.next_obs.tensor()[:, -1, 0, 0].tolist() == [*[steps] * steps, 8]
 
 
 def test_discrete_actions_and_state_vectors() -> None:
@@ -458,6 +463,26 @@ def test_a_larger_memory_takes_over_what_a_smaller_one_held(streams: int) -> Non
     assert_holds(large, *(own.kept(45, small.stream_frames) for own in lists))
 
 
+def test_what_was_written_is_kept_until_every_stream_has_gone_round() -> None:
+    replay, frame = Replay(replace(SPEC, frame_shape=(1, 1, 1)), 20, streams=2), np.zeros((1, 1, 1), np.uint8)
+
+    def play(stream: int, steps: int) -> None:
+        for _ in range(steps):
+            replay.add(np.zeros(2, np.float32), 0.0, 1.0, False, frame, stream)
+
+    for stream in (0, 1):
+        replay.begin(frame, stream)
+        play(stream, 1)
+    marks = replay.marks()
+    play(0, 100)
+    assert replay.keeps(marks)
+    play(1, replay.stream_frames - 1)  # the transition is gone, its last frame is not
+    assert replay.stream_frames - 1 > replay.stream_capacity
+    assert replay.keeps(marks)
+    play(1, 1)
+    assert not replay.keeps(marks)
+
+
 # Memory.
 
 
@@ -465,6 +490,8 @@ def test_a_larger_memory_takes_over_what_a_smaller_one_held(streams: int) -> Non
 def test_a_hundred_thousand_transitions_fit_in_what_was_promised(limit: int | None) -> None:
     spec = replace(PIXELS, max_episode_agent_steps=limit, action_size=38)  # the suite's longest action
     assert 100_000 * 84 * 84 * 3 < Replay.bytes_needed(spec, 100_000) <= 2.3e9
+    shortest, short = (replace(spec, max_episode_agent_steps=steps) for steps in (1, 8))
+    assert Replay.bytes_needed(shortest, 100_000) == Replay.bytes_needed(short, 100_000)  # an eighth more at most
 
 
 @pytest.mark.parametrize("spec", [PIXELS, SPEC, EnvSpec("toy/catch", (3,), 1, "discrete", 4, 1, 7)])
@@ -481,7 +508,7 @@ def test_the_figure_told_beforehand_is_what_is_allocated(spec: EnvSpec) -> None:
     assert frames.nbytes + rows.nbytes + places.nbytes == Replay.bytes_needed(spec, 100)
 
 
-@pytest.mark.parametrize("agent_steps", [50, 125, 250, 500, 1000])
+@pytest.mark.parametrize("agent_steps", [8, 50, 125, 250, 500, 1000])
 def test_the_whole_capacity_is_used_for_episodes_of_the_length_promised(agent_steps: int) -> None:
     spec = replace(SPEC, frame_shape=(1, 1, 1), max_episode_agent_steps=agent_steps)
     replay = Replay(spec, 1_500)

@@ -43,6 +43,15 @@ def test_a_game_counts_agent_steps() -> None:
     assert game.text(3000) == "3,000 agent steps (12,000 frames)"
 
 
+def test_steps_taken_together_pass_an_interval_together() -> None:
+    four = schedule("gym/Any-v0", repeat=2, steps=100, num_envs=4, checkpoint_every=30, eval=EvalConfig(every=30))
+    asked = range(4, 49, 4)  # 8, 16, ... 96 env steps, of which 32, 64 and 96 pass 30, 60 and 90
+    assert four.agent_steps == 48
+    assert [step for step in asked if four.checkpoint_due(step)] == [16, 32, 48]
+    assert [step for step in asked if four.evaluation_due(step)] == [16, 32, 48]
+    assert [four.evaluations_after(step) for step in (0, 12, 16, 32)] == [3, 3, 2, 1]
+
+
 def test_updates_begin_after_the_seed_steps() -> None:
     agent = dataclasses.replace(small(Path()).agent, seed_steps=20, updates_per_step=3)
     twenty = schedule(agent=agent, steps=120)
@@ -54,6 +63,8 @@ def test_updates_begin_after_the_seed_steps() -> None:
 def test_a_budget_of_less_than_one_agent_step_is_refused() -> None:
     with pytest.raises(UserError, match=r"^--steps 3 is less than one agent step \(4\): raise it\.$"):
         schedule(repeat=4, steps=3)
+    assert schedule(repeat=4, steps=4).agent_steps == 1
+    assert due(schedule(steps=3, log_every=1).log_due, 3) == [1, 2, 3]
 
 
 @pytest.fixture
