@@ -1,7 +1,7 @@
 // The instructions of src/drq/engine/kernels/primitives.cuh on the CPU, so that the kernels' own text runs without a
-// GPU. A thread is a fiber; barriers and warp-wide instructions switch between fibers. Shared memory starts as NaNs,
-// asynchronous copies land only when they are waited for, and every address is checked: what a GPU would forgive or
-// get wrong now and then fails here every time.
+// GPU. A thread is a fiber; barriers and warp-wide instructions switch between fibers, in both orders. Shared memory
+// starts as NaNs, asynchronous copies land as late as they may or, in every other block, as early, and every address is
+// checked: what a GPU would forgive or get wrong now and then fails here every time.
 #include <algorithm>
 #include <cmath>
 #include <csetjmp>
@@ -59,6 +59,7 @@ static jmp_buf back;
 static int current;
 static std::vector<u8> shared;
 static Index threadIdx, blockIdx, gridDim;
+static bool odd_block;
 static u32 exchange[1024][12];
 
 static void fail(const char* what) {
@@ -115,10 +116,19 @@ static u32 load_shared_u8(u32 address) { return *at(address, 1); }
 static float load_shared_float(u32 address) { return *(float*)at(address, 4); }
 static void store_shared_float(u32 address, float value) { memcpy(at(address, 4), &value, 4); }
 
-static void copy_async(u32 to, const void* from, bool valid) { fibers[current].open.push_back({to, from, 16, valid}); }
+static void land(const Copy& copy) {
+    u8* to = at(copy.to, copy.bytes);
+    if (copy.valid) memcpy(to, copy.from, copy.bytes);
+    else memset(to, 0, copy.bytes);
+}
+static void begin(const Copy& copy) {
+    if (odd_block) land(copy);  // at once, or below as late as possible: both may happen
+    else fibers[current].open.push_back(copy);
+}
+static void copy_async(u32 to, const void* from, bool valid) { begin({to, from, 16, valid}); }
 static void copy_async_word(u32 to, const void* from, bool valid = true) {
     if ((uintptr_t)from % 4) fail("bad global address");
-    fibers[current].open.push_back({to, from, 4, valid});
+    begin({to, from, 4, valid});
 }
 static void copy_commit() {
     fibers[current].groups.push_back(std::move(fibers[current].open));
@@ -127,11 +137,7 @@ static void copy_commit() {
 template <int pending> void copy_wait() {
     auto& groups = fibers[current].groups;
     while ((int)groups.size() > pending) {
-        for (const Copy& copy : groups.front()) {
-            u8* to = at(copy.to, copy.bytes);
-            if (copy.valid) memcpy(to, copy.from, copy.bytes);
-            else memset(to, 0, copy.bytes);
-        }
+        for (const Copy& copy : groups.front()) land(copy);
         groups.pop_front();
     }
 }
@@ -258,9 +264,13 @@ template <class... A> static void emulate(void (*kernel)(A...), void** arguments
                 f.context.uc_link = &scheduler;
                 makecontext(&f.context, body, 0);
             }
-            for (volatile int running = threads; running;) {
+            odd_block = (x + y) % 2;
+            // Forwards, then backwards, and the other way round in every other block: what hangs on an order shows.
+            volatile bool backwards = odd_block;
+            for (volatile int running = threads; running; backwards = !backwards) {
                 running = 0;
-                for (current = 0; current < threads; ++current) {
+                for (volatile int turn = 0; turn < threads; turn = turn + 1) {
+                    current = backwards ? threads - 1 - turn : turn;
                     if (fibers[current].done) continue;
                     threadIdx = {(unsigned)current, 0};
                     if (!_setjmp(back)) {
