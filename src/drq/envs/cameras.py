@@ -54,6 +54,9 @@ class Camera:
         return image
 
     def close(self) -> None:
+        # A newer mujoco (3.17) clears up in whichever context is current, another camera's perhaps, unless there is none.
+        if context := self._renderer._gl_context:
+            context.free()
         self._renderer.close()
 
 
