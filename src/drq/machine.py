@@ -39,7 +39,7 @@ REQUIRED = {
     "dm_control": Requirement("dm_control.suite", "1.0.31"),
     "gymnasium": Requirement("gymnasium", "1.2", below="2"),
     "numpy": Requirement("numpy", "1.26"),
-    "tyro": Requirement("tyro", "1.0"),
+    "tyro": Requirement("tyro", "1.0.2"),
     "rich": Requirement("rich", "13"),
     "tensorboard": Requirement("tensorboard", "2.17"),
     "imageio": Requirement("imageio", "2.34"),
