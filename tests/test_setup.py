@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from drq import errors
 from drq.machine import REQUIRED
@@ -101,6 +102,8 @@ def dependencies(python: str) -> set[str]:
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_every_dependency_is_pinned(python: str) -> None:
+    if any(Version(metadata.version(name)).public != PINS[canonicalize_name(name)] for name in REQUIRED):
+        pytest.skip("other versions than the pinned are installed, which may require other packages")
     found = dependencies(python)
     assert {"torch", "mujoco", "dm-control", "jinja2", "pluggy"} <= found  # the walk goes deep
     assert found - PINS.keys() == set()

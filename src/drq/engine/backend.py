@@ -369,4 +369,4 @@ def lay_out(agent: Agent) -> None:
 
     Rounding depends on it: whatever acts with an agent's weights lays them out alike.
     """
-    agent.modules.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    agent.modules.to(memory_format=torch.channels_last)  # type: ignore[call-overload, unused-ignore]
