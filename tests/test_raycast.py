@@ -24,7 +24,7 @@ from drq.errors import UserError
 SIZE = 84
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 needs_gl = pytest.mark.skipif(bool(missing_libraries(choose_backend())), reason="no OpenGL libraries")
-papers_floor = pytest.mark.skipif(Version(version("mujoco")) >= Version("3.12"), reason="mujoco 3.12 draws another floor")
+papers_floor = pytest.mark.skipif(Version(version("mujoco")) >= Version("3.12"), reason="it draws another floor")
 
 TASKS = (
     *("cartpole-swingup", "walker-walk", "reacher-easy", "ball_in_cup-catch", "finger-spin", "fish-swim"),

@@ -54,7 +54,7 @@ class Camera:
         return image
 
     def close(self) -> None:
-        # A newer mujoco (3.17) clears up in whichever context is current, another camera's perhaps, unless there is none.
+        # mujoco 3.17 clears up in whichever context is current, another camera's perhaps, unless there is none.
         if context := self._renderer._gl_context:
             context.free()
         self._renderer.close()
