@@ -1,5 +1,5 @@
 // The instructions of src/drq/engine/kernels/primitives.cuh on the CPU, so that the kernels' own text runs without a
-// GPU. A thread is a fiber; barriers and warp-wide instructions switch between fibers, in both orders. Shared memory
+// GPU. A thread is a fiber; barriers and warp-wide instructions switch between fibers, in several orders. Shared memory
 // starts as NaNs, asynchronous copies land as late as they may or, in every other block, as early, and every address is
 // checked: what a GPU would forgive or get wrong now and then fails here every time.
 #include <algorithm>
@@ -50,6 +50,7 @@ struct Fiber {
     std::deque<std::vector<Copy>> groups;
     std::vector<Copy> open;
     long block_barriers, warp_barriers;
+    bool waits;  // for the other warps of its block
     bool done;
 };
 
@@ -86,8 +87,10 @@ static void __syncthreads() {
     for (size_t i = 0; i < fibers.size(); ++i)
         while (fibers[i].block_barriers < mine) {
             if (fibers[i].done) fail("a thread missed a barrier");
+            fibers[current].waits = true;
             yield();
         }
+    fibers[current].waits = false;
 }
 
 static bool is_last_block(u32* counter) {
@@ -238,6 +241,15 @@ template <class... A, size_t... I> static void call(void (*kernel)(A...), void**
     kernel(*(A*)arguments[I]...);
 }
 
+static void resume(int fiber) {
+    current = fiber;
+    threadIdx = {(unsigned)fiber, 0};
+    if (_setjmp(back)) return;
+    if (fibers[fiber].started) _longjmp(fibers[fiber].resume, 1);
+    fibers[fiber].started = true;
+    setcontext(&fibers[fiber].context);
+}
+
 template <class... A> static void emulate(void (*kernel)(A...), void** arguments, int grid_x, int grid_y, int threads,
                                           int shared_bytes) {
     static void (*entry)(A...);
@@ -257,7 +269,7 @@ template <class... A> static void emulate(void (*kernel)(A...), void** arguments
             for (Fiber& f : fibers) {
                 f.stack.resize(1 << 17);
                 f.groups.clear(), f.open.clear();
-                f.block_barriers = f.warp_barriers = 0, f.done = f.started = false;
+                f.block_barriers = f.warp_barriers = 0, f.waits = f.done = f.started = false;
                 getcontext(&f.context);
                 f.context.uc_stack.ss_sp = f.stack.data();
                 f.context.uc_stack.ss_size = f.stack.size();
@@ -265,20 +277,23 @@ template <class... A> static void emulate(void (*kernel)(A...), void** arguments
                 makecontext(&f.context, body, 0);
             }
             odd_block = (x + y) % 2;
-            // Forwards, then backwards, and the other way round in every other block: what hangs on an order shows.
-            volatile bool backwards = odd_block;
-            for (volatile int running = threads; running; backwards = !backwards) {
+            // A warp runs as far as it can before the next one does. They go forwards, then backwards, and the other way
+            // round in every other block: what hangs on an order, or on a barrier that is not there, shows.
+            bool backwards = odd_block;
+            for (int running = 1; running; backwards = !backwards) {
                 running = 0;
-                for (volatile int turn = 0; turn < threads; turn = turn + 1) {
-                    current = backwards ? threads - 1 - turn : turn;
-                    if (fibers[current].done) continue;
-                    threadIdx = {(unsigned)current, 0};
-                    if (!_setjmp(back)) {
-                        if (fibers[current].started) _longjmp(fibers[current].resume, 1);
-                        fibers[current].started = true;
-                        setcontext(&fibers[current].context);
+                for (int turn = 0; turn < threads; turn += 32) {
+                    int first = backwards ? (threads - 1) / 32 * 32 - turn : turn;
+                    int last = std::min(first + 32, threads) - 1;
+                    for (bool going = true; going;) {
+                        going = false;
+                        for (int i = first; i <= last; ++i) {
+                            Fiber& f = fibers[backwards ? first + last - i : i];
+                            if (!f.done) resume(&f - fibers.data());
+                            going |= !f.done && !f.waits;
+                        }
                     }
-                    running += !fibers[current].done;
+                    for (int i = first; i <= last; ++i) running += !fibers[i].done;
                 }
             }
         }

@@ -185,8 +185,9 @@ def test_other_stacks(device: str, channels: int, stack: int) -> None:
     ids=["ahead", "held"],
 )
 def test_cuts_of_a_layer(device: str, tiling: Tiling) -> None:
-    """Forward and input gradient do not depend on how the work is cut."""
-    x = torch.randn(1, 5, 11, 14, 32, device=device).relu().bfloat16()
+    """Forward and input gradient do not depend on how the work is cut. A block has three parts of it, so that the first
+    place of two is fetched into once more."""
+    x = torch.randn(1, 9, 11, 14, 32, device=device).relu().bfloat16()
     weight, bias = torch.randn(32, 32, 3, 3, device=device) / 17, torch.randn(32, device=device)
     out = layers.conv_forward(x, (weight,), (bias,), tiling)[0]
     assert_close(nchw(out), F.relu(F.conv2d(nchw(x[0]).float(), weight, bias)))
