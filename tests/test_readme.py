@@ -18,7 +18,7 @@ import drq
 from drq import cli
 from drq.config import TrainConfig
 from drq.launch.probe import Cost
-from drq.presets import PRESETS
+from drq.presets import PRESETS, configure
 from drq.suites import SUITES
 from runs import small
 
@@ -169,7 +169,8 @@ def test_the_study_drawn_anew(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     block, deploy = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
-    monkeypatch.setattr(drq, "preset", lambda name, task: small(tmp_path / "run", task), raising=False)
+    monkeypatch.setattr("drq.training.run.configure", lambda task, settings: configure(task, settings | {"steps": 200}))
+    monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"image": np.zeros((24, 24, 3), np.uint8)}
     exec(block, names)
     action = names["action"]
@@ -178,7 +179,6 @@ def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     own = Path(__file__).with_name("own_env.py")
     drq.train(small(tmp_path / "lamp", "gym/Lamp-v0", imports=(str(own),)), quiet=True)
-    monkeypatch.chdir(tmp_path)
     drq.export("lamp", "robot.drq")
     names = {"gymnasium": SimpleNamespace(make=lambda *_, **__: gymnasium.make("Lamp-v0")), "drq": drq}
     exec(deploy, names)
