@@ -253,7 +253,9 @@ def test_graphs_act_as_the_policy(
         assert sum(p.numel() for p in graph.parameters()) == sum(weight.numel() for weight in acting)
     else:
         onnxruntime = pytest.importorskip("onnxruntime")
-        (found,) = onnxruntime.InferenceSession(file).run(None, {"frames": stacks})
+        session = onnxruntime.InferenceSession(file)
+        assert [put.shape[0] for put in (*session.get_inputs(), *session.get_outputs())] == ["batch", "batch"]
+        (found,) = session.run(None, {"frames": stacks})
     for stack, action in zip(stacks, found, strict=True):
         policy.reset()
         ours = [policy.act(frame) for frame in stack][-1]

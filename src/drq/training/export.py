@@ -261,6 +261,7 @@ def _write_onnx(graph: ActingGraphModule, path: Path) -> Any:
         str(path),
         input_names=["frames"],
         output_names=["action"],
+        dynamic_shapes={"frames": {0: "batch"}},  # its name in the graph
         external_data=False,
         verbose=False,
     )
