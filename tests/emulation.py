@@ -8,9 +8,13 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from drq.engine import EngineSettings, FastBackend
 from drq.engine.kernels import runtime
 
 EMULATOR = Path(__file__).parent / "kernel_emulator.h"
@@ -67,3 +71,24 @@ class Emulator:
                 subprocess.run([*command, str(source), "-o", str(unfinished)], check=True)
                 unfinished.rename(made)  # whole, though another process may do the same
         return made
+
+
+def fast_backend(device: str) -> FastBackend:
+    """With kernels, emulated or not."""
+    settings = EngineSettings(torch.device(device), "float32", False, False, kernels=True, eval_process=False)
+    backend = FastBackend(settings)
+    backend.kernels = True
+    return backend
+
+
+class Recorded(TorchDispatchMode):
+    """Operators that do more than look at memory otherwise: on a GPU, launches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not operator.is_view and operator.namespace != "profiler":
+            self.names.append(operator.name())
+        return operator(*args, **kwargs or {})
