@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import random
 from importlib import resources
 
@@ -70,6 +71,18 @@ def test_summaries_of_random_matrices_match_the_formulas_written_out() -> None:
         assert statistics.iqm(scores) == pytest.approx(slow_iqm(pooled))
         gap = 1 - sum(min(score, 1) for score in pooled) / len(pooled)
         assert statistics.optimality_gap(scores) == pytest.approx(gap)
+
+
+def test_a_task_with_more_runs_weighs_no_more() -> None:
+    draw = random.Random(4)
+    for numbers in ((1, 2), (2, 3, 3), (3, 1, 2, 4, 2)):
+        scores = [[draw.uniform(-1, 3) for _ in range(number)] for number in numbers]
+        common = math.lcm(*numbers)
+        equal = [score for runs in scores for score in runs for _ in range(common // len(runs))]
+        assert statistics.iqm([np.array(runs) for runs in scores]) == pytest.approx(slow_iqm(equal))
+        twice = [np.array(scores[0] * 2), *map(np.array, scores[1:])]
+        for metric in (statistics.mean, statistics.median, statistics.optimality_gap):
+            assert metric(twice) == pytest.approx(float(metric([np.array(runs) for runs in scores])))
 
 
 def test_probability_of_improvement_is_the_mann_whitney_statistic() -> None:

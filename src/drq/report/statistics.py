@@ -8,18 +8,19 @@ distribution (2-D arrays, one row a resample).
 Choices: intervals are percentile intervals at 95%, from 5,000 resamples of the runs *within* each task (a
 stratified bootstrap), always drawn from the same seed; there is none where a task has a single run. Runs are
 `widened` first, which the published intervals are not: of two runs a task those hold the truth 4 times in 5. Where
-tasks have different numbers of runs, the mean, the median and the optimality gap weigh tasks equally and the
-inter-quartile mean weighs runs equally; with equal numbers all of them are the published formulas.
+tasks have different numbers of runs, all summaries weigh tasks equally, so that none depends on which tasks were run
+more often; with equal numbers they are the published formulas.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm, trim_mean
+from scipy.stats import norm
 
 Array = NDArray[np.float64]
 Scores = Sequence[Array]
@@ -73,8 +74,17 @@ def median(scores: Scores) -> Array:
 
 
 def iqm(scores: Scores) -> Array:
-    """Inter-quartile mean: the mean of the middle half of all runs of all tasks."""
-    return np.asarray(trim_mean(np.concatenate(scores, axis=-1), 0.25, axis=-1))
+    """Inter-quartile mean: the mean of the middle half of all runs of all tasks.
+
+    Where tasks have different numbers of runs, it is as if each run were there as often as makes the numbers equal.
+    """
+    runs, numbers = np.concatenate(scores, axis=-1), [each.shape[-1] for each in scores]
+    weights = np.repeat([1 / number for number in numbers], numbers) / len(scores)
+    equal = len(scores) * math.lcm(*numbers)
+    cut = equal // 4 / equal  # of either end, in whole runs, as published
+    order = runs.argsort(axis=-1)
+    middle = np.diff(weights[order].cumsum(axis=-1).clip(cut, 1 - cut), prepend=cut)
+    return np.asarray((middle * np.take_along_axis(runs, order, axis=-1)).sum(axis=-1) / (1 - 2 * cut))
 
 
 def optimality_gap(scores: Scores) -> Array:
