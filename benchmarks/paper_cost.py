@@ -20,7 +20,7 @@ from drq.training.schedule import Schedule
 
 AT_A_TIME = 4
 SECONDS_PER_AGENT_STEP = 737 / 300_000
-"""Of a GPU: `drq suite run benchmarks/planet-seeds.toml --jobs 4`, less two runs that were made alone."""
+"""Of a GPU: `drq suite run planet --seeds 2-3 --steps 100_000 --jobs 4`, less two runs that were made alone."""
 SECONDS_PER_UPDATE = {128: 1.29e-3, 256: 1.75e-3, 512: 2.68e-3}
 """By batch: `drq speed --full --only growth`."""
 ATARI = 1_141 / 38

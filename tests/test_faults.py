@@ -251,7 +251,7 @@ def test_absurd_sizes_are_refused_also_from_a_folder(name: str, whole: Path, tmp
         (["eval", "RUN", "--video", "x.txt"], "x.txt does not end in .mp4"),
         (["eval", "/dev/null"], "/dev/null/config.json"),
         (["report", "RUN", "--format", "csv", "--out", "/dev/full"], "No space left on device"),
-        (["suite", "run", "planet", "--seeds", "99999999999"], "--seeds is 99999999999: set it to 10,000 or less"),
+        (["suite", "run", "planet", "--seeds", "99999999999"], "--seeds is 99999999999: say how many, 1 to 10,000"),
     ],
 )
 def test_what_a_command_cannot_do_is_one_sentence(

@@ -245,6 +245,7 @@ def test_another_suite_is_refused_and_more_of_the_same_is_not(tmp_path: Path) ->
         (SuiteRunArguments("planet", jobs=10**11), "--jobs is 100000000000: set it between"),  # and not tried
         (SuiteRunArguments("planet", steps=10**20), "--steps is 100000000000000000000: set it to 1,000,000,000,000"),
         (SuiteRunArguments("planet", tasks=" , "), "--tasks is empty"),
+        (SuiteRunArguments("versions", settings=","), "--settings is empty: name some, as in --settings sac,k2-m2"),
         (SuiteRunArguments("planet", tasks="cheeta-run"), "Did you mean 'dmc/cheetah-run'"),
         (SuiteRunArguments("plannet"), "Did you mean 'planet'"),
     ],

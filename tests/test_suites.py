@@ -204,6 +204,16 @@ def test_narrowing_keeps_the_rest() -> None:
     suite = SUITES["km"].narrowed(seeds=2, steps=1000)
     assert (suite.seeds, suite.steps, suite.tasks) == ((1, 2), 1000, SUITES["km"].tasks)
     assert {run.steps for run in suite.runs()} == {1000}
+    assert SUITES["km"].narrowed(seeds="4-7").seeds == (4, 5, 6, 7)
+    assert SUITES["km"].narrowed(seeds="0-0").seeds == (0,)
+
+
+def test_settings_are_found_by_their_labels_and_their_folders() -> None:
+    suite = SUITES["versions"]
+    assert suite.narrowed(settings=["k2-m2", "SAC", "sac"]).settings == (suite.settings[0], suite.settings[3])
+    assert suite.narrowed(settings=["K=2 M=1"]).settings == (suite.settings[2],)
+    for other in SUITES.values():
+        assert other.narrowed(settings=[slug(each.label) for each in other.settings]).settings == other.settings
 
 
 @pytest.mark.parametrize(
@@ -212,7 +222,12 @@ def test_narrowing_keeps_the_rest() -> None:
         (lambda: find_suite("plant"), "Did you mean 'planet'"),
         (lambda: SUITES["planet"].narrowed(tasks=["cheeta-run"]), "dmc/cheetah-run"),
         (lambda: SUITES["planet"].narrowed(tasks=["dmc/cheetah-runs"]), "dmc/cheetah-run"),
-        (lambda: SUITES["planet"].narrowed(seeds=0), "--seeds is 0: set it to 1 or more"),
+        (lambda: SUITES["planet"].narrowed(seeds=0), "--seeds is 0: say how many, 1 to 10,000, as in --seeds 3, or"),
+        (lambda: SUITES["planet"].narrowed(seeds=-1), "--seeds is -1: say how many"),
+        (lambda: SUITES["planet"].narrowed(seeds="7-4"), "--seeds is 7-4: say how many"),
+        (lambda: SUITES["planet"].narrowed(seeds="1,2"), "which, as in --seeds 4-7."),
+        (lambda: SUITES["planet"].narrowed(seeds="1-10001"), "--seeds is 1-10001: say how many, 1 to 10,000"),
+        (lambda: SUITES["versions"].narrowed(settings=["k2m2"]), "no setting 'k2m2'. Did you mean 'k2-m2'"),
         (lambda: SUITES["planet"].narrowed(steps=-5), "--steps is -5: set it to 1 or more"),
         (lambda: find_suite("nowhere.toml"), "nowhere.toml cannot be read"),
     ],

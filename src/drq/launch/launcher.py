@@ -53,12 +53,14 @@ class SuiteRunArguments:
 
     suite: Annotated[str, Positional, arg(metavar="SUITE")]
     """Its name (`drq suite list`), or a TOML file of your own (docs/suites.md)."""
-    seeds: int | None = None
-    """Seeds 1 to this number. Unset: the suite's own."""
+    seeds: int | str | None = None
+    """Seeds 1 to this number, or from one to another: 4-7. Unset: the suite's own."""
     steps: int | None = None
     """Env steps (Atari: agent steps) of each run. Unset: the suite's own."""
     tasks: str | None = None
     """Tasks joined by commas, with or without their family: cartpole-swingup,cheetah-run. Unset: the suite's own."""
+    settings: str | None = None
+    """Some of its settings joined by commas, as their folders are called: sac,k2-m2. Unset: all."""
     dir: Path | None = None
     """Folder of the runs, or where to copy them: s3://bucket/runs (docs/scale.md). Unset: runs/<suite>."""
     jobs: Jobs = "auto"
@@ -97,10 +99,12 @@ def run_suite(args: SuiteRunArguments) -> int:
     """`drq suite run`. 0: every run is finished. 1: one has failed. 130: stopped by Ctrl-C."""
     if args.jobs != "auto" and not 1 <= args.jobs <= MOST_JOBS:
         raise UserError(f"--jobs is {args.jobs}: set it between 1 and {MOST_JOBS:,}, or to auto.")
-    tasks = None if args.tasks is None else [name.strip() for name in args.tasks.split(",") if name.strip()]
-    if tasks == []:
-        raise UserError("--tasks is empty: name some, as in --tasks cartpole-swingup,cheetah-run, or leave it out.")
-    suite = find_suite(args.suite, args.imports).narrowed(tasks=tasks, seeds=args.seeds, steps=args.steps)
+    suite = find_suite(args.suite, args.imports).narrowed(
+        tasks=_names("--tasks", args.tasks, "cartpole-swingup,cheetah-run"),
+        settings=_names("--settings", args.settings, "sac,k2-m2"),
+        seeds=args.seeds,
+        steps=args.steps,
+    )
     store = store_at(args.dir)
     folder = SuiteFolder(shown_at(store) if store else args.dir or Path("runs") / slug(suite.name))
     if args.launcher != "ray" and (args.address is not None or args.gpus_per_run is not None):
@@ -118,6 +122,13 @@ def run_suite(args: SuiteRunArguments) -> int:
         return 0
     with stored(store, folder) if store else nullcontext():
         return _run_rungs(suite, folder, args, store)
+
+
+def _names(flag: str, said: str | None, example: str) -> list[str] | None:
+    names = None if said is None else [name.strip() for name in said.split(",") if name.strip()]
+    if names == []:
+        raise UserError(f"{flag} is empty: name some, as in {flag} {example}, or leave it out.")
+    return names
 
 
 def _run_rungs(suite: Suite, folder: SuiteFolder, args: SuiteRunArguments, store: RunStore | None) -> int:

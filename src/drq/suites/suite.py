@@ -15,7 +15,7 @@ from drq import presets
 from drq.agents import check_agent
 from drq.config import EnvConfig, TrainConfig, check
 from drq.envs import check_task, letters, split_task, task_names
-from drq.errors import UserError
+from drq.errors import UserError, did_you_mean
 from drq.settings import override
 from drq.suites.search import Search
 
@@ -96,18 +96,46 @@ class Suite:
         return config
 
     def narrowed(
-        self, *, tasks: Iterable[str] | None = None, seeds: int | None = None, steps: int | None = None
+        self,
+        *,
+        tasks: Iterable[str] | None = None,
+        settings: Iterable[str] | None = None,
+        seeds: int | str | None = None,
+        steps: int | None = None,
     ) -> Suite:
-        """The same suite on other tasks, with seeds 1 to `seeds`, or with another budget."""
+        """The same suite on other tasks, with some of its settings, with other seeds, or with another budget."""
+        if steps is not None and steps < 1:
+            raise UserError(f"--steps is {steps}: set it to 1 or more.")
         families = dict.fromkeys(split_task(task)[0] for task in self.tasks)
         found = self.tasks if tasks is None else [find_task(name, families, self.imports) for name in tasks]
-        for name, value in (("--seeds", seeds), ("--steps", steps)):
-            if value is not None and value < 1:
-                raise UserError(f"{name} is {value}: set it to 1 or more.")
-        if seeds is not None and seeds > MOST_SEEDS:
-            raise UserError(f"--seeds is {seeds}: set it to {MOST_SEEDS:,} or less.")
-        numbers = self.seeds if seeds is None else tuple(range(1, seeds + 1))
-        return dataclasses.replace(self, tasks=tuple(dict.fromkeys(found)), seeds=numbers, steps=steps or self.steps)
+        return dataclasses.replace(
+            self,
+            tasks=tuple(dict.fromkeys(found)),
+            settings=self.settings if settings is None else self._settings(settings),
+            seeds=self.seeds if seeds is None else _seed_numbers(seeds),
+            steps=steps or self.steps,
+        )
+
+    def _settings(self, names: Iterable[str]) -> tuple[Setting, ...]:
+        """Those settings, by what the report or their folders call them, in the suite's order."""
+        known = [slug(setting.label) for setting in self.settings]
+        wanted = {slug(name): name for name in names}
+        for folder, name in wanted.items():
+            if folder not in known:
+                meant = did_you_mean(folder, known)
+                raise UserError(f"{self.name} has no setting {name!r}.{meant} Choose from {', '.join(known)}.")
+        return tuple(setting for setting in self.settings if slug(setting.label) in wanted)
+
+
+def _seed_numbers(said: int | str) -> tuple[int, ...]:
+    """How many, from 1 on, or from which to which."""
+    ends = re.fullmatch(r"(\d{1,9})-(\d{1,9})", f"1-{said}" if isinstance(said, int) else said)
+    numbers = range(int(ends[1]), int(ends[2]) + 1) if ends else ()
+    if not 1 <= len(numbers) <= MOST_SEEDS:
+        raise UserError(
+            f"--seeds is {said}: say how many, 1 to {MOST_SEEDS:,}, as in --seeds 3, or which, as in --seeds 4-7."
+        )
+    return tuple(numbers)
 
 
 @cache
