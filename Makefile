@@ -29,6 +29,7 @@ test:  ## Lint, type check and all tests
 	$(call install,dev atari)
 	@$(PYTHON) scripts/system_packages.py
 	$(BIN)/python -m ruff check $(CODE)
+	$(BIN)/python -m ruff format --check $(CODE)
 	$(BIN)/python -m mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -rs
 
@@ -43,6 +44,7 @@ install:  ## Only install, for development: .venv with the extras dev and atari
 lint:  ## Lint and type check
 	$(call install,dev atari)
 	$(BIN)/python -m ruff check $(CODE)
+	$(BIN)/python -m ruff format --check $(CODE)
 	$(BIN)/python -m mypy
 
 format:  ## Lay out the code with ruff

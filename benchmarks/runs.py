@@ -96,9 +96,7 @@ class Child:
         command += arguments.train_options
         self._started = time.perf_counter()
         # A session of its own: stopping it stops its evaluation process too.
-        self.process = subprocess.Popen(
-            command, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        self.process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True)
 
     def watch(self) -> bool:
         """Notes the memory of its processes; True while it goes on."""

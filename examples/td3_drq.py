@@ -77,9 +77,7 @@ class Networks(nn.Module):
         self.encoder = make_encoder(encoder, spec.observation_shape, backend)
         self.trunk = nn.Sequential(nn.Linear(self.encoder.output_size, 50), nn.LayerNorm(50), nn.Tanh())
         self.actor = nn.Sequential(*hidden_layers(50), nn.Linear(128, spec.action_size))
-        self.q1, self.q2 = (
-            nn.Sequential(*hidden_layers(50 + spec.action_size), nn.Linear(128, 1)) for _ in range(2)
-        )
+        self.q1, self.q2 = (nn.Sequential(*hidden_layers(50 + spec.action_size), nn.Linear(128, 1)) for _ in range(2))
 
     def q(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         joined = torch.cat([features, action], dim=1)

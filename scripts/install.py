@@ -1,6 +1,6 @@
 """Installs DrQ from its folder, with the pinned versions, into .venv; does nothing where that is already so.
 
-    python scripts/install.py [EXTRA ...]     such as: python scripts/install.py dev atari
+python scripts/install.py [EXTRA ...]     such as: python scripts/install.py dev atari
 """
 
 from __future__ import annotations

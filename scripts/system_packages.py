@@ -1,7 +1,7 @@
 """Says in one sentence which system libraries are missing, what works without them, and how to get them.
 
-    python scripts/system_packages.py             says it
-    python scripts/system_packages.py --install   installs them first where it can (Debian or Ubuntu, as root)
+python scripts/system_packages.py             says it
+python scripts/system_packages.py --install   installs them first where it can (Debian or Ubuntu, as root)
 """
 
 from __future__ import annotations

@@ -120,9 +120,7 @@ def test_training_does_not_load_the_compiler() -> None:
 # The kernels, on a GPU and, their own text emulated, on the CPU.
 
 
-def optimizers(
-    device: str, shapes: list[tuple[int, ...]], weight_decay: float = 0.0
-) -> tuple[FusedAdam, FusedAdam]:
+def optimizers(device: str, shapes: list[tuple[int, ...]], weight_decay: float = 0.0) -> tuple[FusedAdam, FusedAdam]:
     """Equal ones, the second of which uses the kernel."""
     torch.manual_seed(0)
     ours_on = torch.device(device)

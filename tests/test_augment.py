@@ -332,7 +332,7 @@ def test_a_wrong_name(name: str, sentence: str) -> None:
     assert str(raised.value) == sentence
 
 
-OWN = '''
+OWN = """
 class Brighter:
     columns = 1
 
@@ -353,7 +353,7 @@ class Flat(Brighter):
 
 brighter = Brighter()
 number = 3
-'''
+"""
 
 
 TWENTY = EnvSpec("toy/any", (3, 20, 20), 3, "continuous", 2, 1, None)

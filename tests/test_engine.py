@@ -37,9 +37,7 @@ def make_learner(
     if isinstance(engine, EngineConfig):
         engine = EngineSettings.resolve(engine, torch.device(device), agent)
     backend = FastBackend(engine)
-    replay = Replay(
-        spec, streams * 150, n_step=agent.n_step, discount=agent.discount, streams=streams, backend=backend
-    )
+    replay = Replay(spec, streams * 150, n_step=agent.n_step, discount=agent.discount, streams=streams, backend=backend)
     learner = Learner(make_agent(spec, agent, backend, seed=5), replay, backend, seed=11)
     fill(replay)
     return learner
@@ -146,9 +144,7 @@ def test_a_warm_up_leaves_no_trace() -> None:
     ("capabilities", "precision"),
     [({}, "float32"), ({"avx512_f": True}, "float32"), ({"avx512_bf16": True}, "bf16"), ({"amx_bf16": True}, "bf16")],
 )
-def test_settings_by_device(
-    capabilities: dict[str, bool], precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_by_device(capabilities: dict[str, bool], precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: capabilities)
     cpu = EngineSettings.resolve(EngineConfig(), torch.device("cpu"), SAC_SETTINGS)
     assert cpu.precision == precision

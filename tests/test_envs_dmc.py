@@ -88,9 +88,7 @@ def physics_of(env: Any) -> Any:
 
 @needs_gl
 @pytest.mark.parametrize("name", DRAWN)
-def test_paper_rendering_is_dm_controls_own_to_the_bit(
-    name: str, oracle: dict[str, NDArray[np.uint8]]
-) -> None:
+def test_paper_rendering_is_dm_controls_own_to_the_bit(name: str, oracle: dict[str, NDArray[np.uint8]]) -> None:
     env = make(f"dmc/{name}", EnvConfig(render="paper"), 2)
     for seed in SEEDS:
         assert np.array_equal(draw_episode(env, seed), oracle[f"{name}/{seed}"])
@@ -99,9 +97,7 @@ def test_paper_rendering_is_dm_controls_own_to_the_bit(
 
 @needs_gl
 @pytest.mark.parametrize("name", ["cartpole-swingup", "walker-walk", "reacher-easy", "finger-spin"])
-def test_fast_rendering_differs_in_the_edges_of_shadows_only(
-    name: str, oracle: dict[str, NDArray[np.uint8]]
-) -> None:
+def test_fast_rendering_differs_in_the_edges_of_shadows_only(name: str, oracle: dict[str, NDArray[np.uint8]]) -> None:
     env = make(f"dmc/{name}", EnvConfig(render="fast"), 2)
     difference = np.abs(draw_episode(env, 3).astype(int) - oracle[f"{name}/3"])
     assert 0 < difference.mean() < 0.1

@@ -105,9 +105,7 @@ def assert_plays_like_singles(group: EnvironmentGroup, singles: list[Environment
         ("quadruped-walk", "paper"),
     ],
 )
-def test_frames_drawn_together_are_those_of_single_environments(
-    name: str, render: Literal["paper", "fast"]
-) -> None:
+def test_frames_drawn_together_are_those_of_single_environments(name: str, render: Literal["paper", "fast"]) -> None:
     with group_and_singles(f"dmc/{name}", EnvConfig(render=render), 2, 3) as (group, singles):
         assert isinstance(group, ControlSuiteGroup)
         assert_plays_like_singles(group, singles)

@@ -81,9 +81,7 @@ def registered() -> Iterator[Any]:
 
     def register(kind: type = Sample, max_episode_steps: int | None = None, **kwargs: Any) -> str:
         identity = f"Sample{next(numbers)}-v0"
-        gymnasium.register(
-            identity, kind, max_episode_steps=max_episode_steps, kwargs=kwargs, disable_env_checker=True
-        )
+        gymnasium.register(identity, kind, max_episode_steps=max_episode_steps, kwargs=kwargs, disable_env_checker=True)
         identities.append(identity)
         return f"gym/{identity}"
 

@@ -25,9 +25,7 @@ CASES = [
     pytest.param("dmc/walker-walk", STATE, 100, id="dmc-state"),
     pytest.param("gym/Pendulum-v1", STATE, 7, id="gym-state"),
     pytest.param("gym/CartPole-v1", STATE, 1, id="gym-discrete"),
-    pytest.param(
-        "gym/InvertedPendulum-v5", EnvConfig(max_episode_steps=9), 2, id="gym-render", marks=needs_gl
-    ),
+    pytest.param("gym/InvertedPendulum-v5", EnvConfig(max_episode_steps=9), 2, id="gym-render", marks=needs_gl),
 ]
 
 
@@ -92,9 +90,7 @@ def test_an_environment_keeps_the_protocol(task: str, config: EnvConfig, action_
 
 
 @pytest.mark.parametrize(("task", "config", "action_repeat"), CASES)
-def test_an_episode_follows_from_its_seed_and_actions(
-    task: str, config: EnvConfig, action_repeat: int
-) -> None:
+def test_an_episode_follows_from_its_seed_and_actions(task: str, config: EnvConfig, action_repeat: int) -> None:
     env, fresh = make(task, config, action_repeat), make(task, config, action_repeat)
     first = play(env, seed=11, agent_steps=4)
     assert not same(first, play(env, seed=12, agent_steps=4))
@@ -132,9 +128,7 @@ def test_actions_beyond_the_range_are_clipped() -> None:
     far, edge = make("toy/reach", STATE, 1), make("toy/reach", STATE, 1)
     far.reset(0)
     edge.reset(0)
-    assert np.array_equal(
-        far.step(np.array([5, -5], np.float32)).frame, edge.step(np.array([1, -1], np.float32)).frame
-    )
+    assert np.array_equal(far.step(np.array([5, -5], np.float32)).frame, edge.step(np.array([1, -1], np.float32)).frame)
 
 
 @pytest.mark.parametrize(

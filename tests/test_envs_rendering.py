@@ -93,11 +93,15 @@ def test_without_the_library_rays_are_cast() -> None:
 def test_without_the_library_pixels_are_refused_with_the_remedy_and_state_works() -> None:
     if sys.platform != "linux":
         pytest.skip("EGL is Linux's")
-    code = WITHOUT_EGL + MAKE + (
-        "first_frame()\n"
-        "first_frame(observation='state')\n"
-        "first_frame('dmc/quadruped-escape', observation='state')\n"
-        "first_frame()\n"
+    code = (
+        WITHOUT_EGL
+        + MAKE
+        + (
+            "first_frame()\n"
+            "first_frame(observation='state')\n"
+            "first_frame('dmc/quadruped-escape', observation='state')\n"
+            "first_frame()\n"
+        )
     )
     said, state, escape, said_again = python(code).stdout.splitlines()
     assert "libEGL.so.1" in said

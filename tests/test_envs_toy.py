@@ -55,9 +55,7 @@ def mean_return(env: SteppedEnvironment[ToySimulator], player: str, episodes: in
         ("catch", "perfect", 200, 0.0),
     ],
 )
-def test_the_published_returns_are_the_measured_ones(
-    name: str, player: str, episodes: int, tolerance: float
-) -> None:
+def test_the_published_returns_are_the_measured_ones(name: str, player: str, episodes: int, tolerance: float) -> None:
     env = make(name, STATE, 1)
     published = env.spec.random_return if player == "random" else env.spec.perfect_return
     assert published is not None
@@ -131,9 +129,7 @@ def test_reach_ends_by_time_and_catch_by_landing() -> None:
     steps = [catch.step(perfect_action(state))]
     while not steps[-1].done:
         steps.append(catch.step(perfect_action(steps[-1].frame)))
-    assert [(step.done, step.discount, step.reward) for step in steps] == [(False, 1.0, 0.0)] * 6 + [
-        (True, 0.0, 1.0)
-    ]
+    assert [(step.done, step.discount, step.reward) for step in steps] == [(False, 1.0, 0.0)] * 6 + [(True, 0.0, 1.0)]
 
 
 def test_action_repeat_sums_rewards_and_stops_at_the_end() -> None:

@@ -398,6 +398,4 @@ def test_little_is_played_that_does_not_count(min_agent_steps: int, parallel: in
                 assert sum(self.agent_steps[: self.number_in[slot]]) < min_agent_steps
             return super().step(actions)
 
-    evaluate(
-        parallel, make_group=lambda count: Sparing(Dice, count), episodes=1, min_agent_steps=min_agent_steps
-    )
+    evaluate(parallel, make_group=lambda count: Sparing(Dice, count), episodes=1, min_agent_steps=min_agent_steps)

@@ -152,9 +152,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.mark.parametrize("task", ["dmc/walker-walk", "toy/reach", "gym/Pendulum-v1"])
-@pytest.mark.parametrize(
-    ("usable", "threads"), [(1, 1), (2, 1), (3, 1), (8, 4), (15, 7), (16, 8), (64, 8)]
-)
+@pytest.mark.parametrize(("usable", "threads"), [(1, 1), (2, 1), (3, 1), (8, 4), (15, 7), (16, 8), (64, 8)])
 def test_beside_a_run_on_a_gpu_the_cpu_acts(
     task: str, usable: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -360,4 +360,3 @@ def test_an_mps_client_that_fails(fault: str, tmp_path: Path) -> None:
     said = {"lost": "The GPU failed (", "killed": "The run was killed"}[fault]
     assert any(line.startswith("Failed, attempt 1 of 3:") and said in line for line in ended.stdout.splitlines())
     assert "3 finished" in ended.stdout
-

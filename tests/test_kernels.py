@@ -159,9 +159,7 @@ def test_every_shift(device: str) -> None:
     frames, slots, _ = observations(device, len(shifts), 20, 20, channels=1)
     weights, biases = network(device, channels=3, depth=1)
     found = kernels.encode_views(frames, slots, shifts, weights, biases)
-    for features, expected in zip(
-        found, reference.encode_views(frames, slots, shifts, weights, biases), strict=True
-    ):
+    for features, expected in zip(found, reference.encode_views(frames, slots, shifts, weights, biases), strict=True):
         assert_close(features, expected)
 
 

@@ -326,9 +326,7 @@ def test_the_longest_runs_of_a_seed_begin_first(tmp_path: Path) -> None:
     assert [job.run.seed for job in jobs] == [1] * 6 + [2] * 6
 
 
-def test_a_run_that_only_evaluates_gives_its_place_to_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_only_evaluates_gives_its_place_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as the GPU has memory for one more."""
     agent_steps: dict[str, int] = {}
     monkeypatch.setattr(pools, "newest_agent_step", lambda checkpoint: agent_steps.get(checkpoint.parent.name))

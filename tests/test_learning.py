@@ -43,7 +43,13 @@ def small(folder: Path) -> TrainConfig:
         dir=str(folder),
         steps=AGENT_STEPS,
         agent=SACConfig(
-            batch_size=32, hidden_dim=128, encoder="d4pg", pad=1, discount=0.5, tau=0.05, init_temperature=0.02,
+            batch_size=32,
+            hidden_dim=128,
+            encoder="d4pg",
+            pad=1,
+            discount=0.5,
+            tau=0.05,
+            init_temperature=0.02,
             seed_steps=300,
         ),
         env=EnvConfig(image_size=16, frame_stack=1),  # nothing in this task moves by itself

@@ -243,10 +243,8 @@ def test_the_first_client_takes_a_context_by_the_driver(
 def test_a_node_of_a_cluster_has_one_daemon_for_all_its_runs(fake: FakeMPS, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as Ray has it for what asks for no GPU
     keeper = MpsKeeper()
-    assert keeper.variables() == keeper.variables() == {
-        mps.PIPES: str(fake.folder / "pipe"),
-        mps.LOGS: str(fake.folder / "log"),
-    }
+    given = {mps.PIPES: str(fake.folder / "pipe"), mps.LOGS: str(fake.folder / "log")}
+    assert keeper.variables() == keeper.variables() == given
     assert [call.split()[0] for call in fake.calls] == ["start", "get_server_list"]
     keeper.try_out()
     assert keeper.variables()  # a run failed, and MPS did not

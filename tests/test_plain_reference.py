@@ -75,9 +75,7 @@ class Pair:
         memory.action[...] = batch.action.numpy()
         memory.reward[:, 0] = batch.reward.numpy()
         memory.not_done[:, 0] = batch.discount.numpy() / 0.99
-        self.plain = PlainDrQ(
-            memory, CPU, batch_size=BATCH, k=k, m=m, hidden_dim=16, copy_per_view=copy_per_view
-        )
+        self.plain = PlainDrQ(memory, CPU, batch_size=BATCH, k=k, m=m, hidden_dim=16, copy_per_view=copy_per_view)
         with torch.no_grad():
             for theirs, ours in zip(self.plain_parameters(), self.our_parameters(), strict=True):
                 theirs.copy_(ours)

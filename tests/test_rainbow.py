@@ -152,9 +152,7 @@ class Oracle:
     def values(self, logits: Tensor) -> list[float]:
         if self.c.atoms == 1:
             return [float(row[0]) for row in logits]
-        return [
-            sum(float(p) * atom for p, atom in zip(row.softmax(0), self.atoms, strict=True)) for row in logits
-        ]
+        return [sum(float(p) * atom for p, atom in zip(row.softmax(0), self.atoms, strict=True)) for row in logits]
 
     def target_of(self, batch: Batch, i: int, nu_next: Tensor) -> Tensor:
         assert isinstance(batch.next_obs, Tensor)

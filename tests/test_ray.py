@@ -164,9 +164,7 @@ if pathlib.Path(__file__).parent != told.parent:  # not in the launcher, which i
 def test_each_run_has_its_gpu_its_modules_and_no_secret(
     nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = started(
-        lambda: nodes.cluster.add_node(num_cpus=2, num_gpus=2, memory=8 * 10**9, object_store_memory=10**8)
-    )
+    node = started(lambda: nodes.cluster.add_node(num_cpus=2, num_gpus=2, memory=8 * 10**9, object_store_memory=10**8))
     told = tmp_path / "told"
     told.mkdir()
     # A name that no other test has: one that this process has imported before would travel in its place.

@@ -252,9 +252,7 @@ def test_any_loss_and_states_without_pixels_will_do() -> None:
     jitter = drawn.nu_next.view(3, 4)
     torch.testing.assert_close(y, 1 + 0.5 * (states.sum(1) + 3 * jitter.mean(0)))
     q = views(f, states, drawn.nu).mean(1)
-    loss, _ = regularize.loss(
-        torch.nn.functional.huber_loss(q, regularize.repeat(y, 2), reduction="none"), batch
-    )
+    loss, _ = regularize.loss(torch.nn.functional.huber_loss(q, regularize.repeat(y, 2), reduction="none"), batch)
     by_hand = [
         float(torch.nn.functional.huber_loss(states[i].mean() + drawn.nu[view * 4 + i, 0], y[i]))
         for i in range(4)

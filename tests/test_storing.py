@@ -47,9 +47,7 @@ class StoredBy(Backend):
         return self._how(rings)
 
 
-def make_replay(
-    spec: EnvSpec, device: str, *, n_step: int = 1, streams: int = 1, store: Store | None = None
-) -> Replay:
+def make_replay(spec: EnvSpec, device: str, *, n_step: int = 1, streams: int = 1, store: Store | None = None) -> Replay:
     """Plain, unless another way to store is given."""
     backend = Backend(device) if store is None else StoredBy(device, store)
     return Replay(spec, streams * CAPACITY, n_step=n_step, discount=0.9, streams=streams, backend=backend)
@@ -233,9 +231,7 @@ def now_this_now_that(replay: Replay, stream: int, frame: np.ndarray) -> Any:
     "given_as",
     [on_the_device, turned, not_aligned, of_another_type, on_the_host, now_this_now_that],
 )
-def test_frames_that_are_tensors(
-    kernel_device: str, given_as: GivenAs, shape: tuple[int, ...], store: Store
-) -> None:
+def test_frames_that_are_tensors(kernel_device: str, given_as: GivenAs, shape: tuple[int, ...], store: Store) -> None:
     """As good as those of numpy, wherever and however they lie."""
     spec = EnvSpec("toy/any", shape, 3 if len(shape) == 3 else 1, "continuous", 2, 1, None)
     plain = make_replay(spec, kernel_device, streams=2)

@@ -1,6 +1,6 @@
 """The drills by their names, and their table.
 
-    python scripts/drills [--quick] [--only NAME] [--seed N] [--count N] [--skip N] [--cost]
+python scripts/drills [--quick] [--only NAME] [--seed N] [--count N] [--skip N] [--cost]
 """
 
 from __future__ import annotations

@@ -154,6 +154,7 @@ def mutated_inputs(whole: Path, work: Path, count: int, chance: random.Random) -
         "csv": (some.binary(max_size=60), lambda noise, new: read_csv(csv[: len(noise) * 3] + noise)),
         "command": (commands, lambda each, new: command(each)),
     }
+
     def mutation(strategy: Any, drill: Callable[[Any, Any], None]) -> Callable[[], None]:
         @hypothesis.settings(
             max_examples=count // len(drills) + 1,

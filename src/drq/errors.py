@@ -41,7 +41,7 @@ def end_at_once(code: int) -> NoReturn:
 def did_you_mean(
     name: str, known: Iterable[str], *, most: int = 1, key: Callable[[str], str] = lambda text: text
 ) -> str:
-    """" Did you mean 'a' or 'b'?", to stand after a full stop, or nothing where nothing known is near.
+    """What stands after a full stop, " Did you mean 'a' or 'b'?", or nothing where nothing known is near.
 
     `key` gives the part of a name that is compared.
     """

@@ -256,9 +256,11 @@ class FastBackend(Backend):
             learning_rate,
             betas,
             eps,
-            lambda: kernels.Adam(self.device, decay=weight_decay > 0, average=average is not None)
-            if self.kernels and _in_float32(parameters)
-            else descend,
+            lambda: (
+                kernels.Adam(self.device, decay=weight_decay > 0, average=average is not None)
+                if self.kernels and _in_float32(parameters)
+                else descend
+            ),
             weight_decay,
             average,
             self.rounded,

@@ -1,9 +1,9 @@
 """A suite's folder: which suite it holds, and which of its runs are under way.
 
-    suite.json                          the declaration, and every run that was asked for
-    <task>/<setting>/seed-<n>/          run folders (docs/run-folder.md); error.txt in those that failed
-    logs/                               what each run printed
-    .claims/                            which command works on which run (claims.py)
+suite.json                          the declaration, and every run that was asked for
+<task>/<setting>/seed-<n>/          run folders (docs/run-folder.md); error.txt in those that failed
+logs/                               what each run printed
+.claims/                            which command works on which run (claims.py)
 """
 
 from __future__ import annotations
