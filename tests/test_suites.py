@@ -395,6 +395,24 @@ def test_the_suites_of_the_strong_agent_differ_in_what_they_compare(tmp_path: Pa
     assert all(found == [dataclasses.replace(strong, k=2, m=2)] for found in views.values())
 
 
+def test_the_suite_of_falling_walkers_repeats_the_ablation_in_two_precisions(tmp_path: Path) -> None:
+    """Its first setting is the one of `versions` to the letter; the other differs in how it is computed alone."""
+    falls, versions = find_suite(str(BENCHMARKS / "walker-falls.toml")), SUITES["versions"]
+    (ablation,) = (
+        versions.config(run, tmp_path)
+        for run in versions.runs()
+        if (run.task, run.label, run.seed) == ("dmc/walker-walk", "K=2 M=2", 1)
+    )
+    configs = [falls.config(run, tmp_path) for run in falls.runs()]
+    assert {config.task for config in configs} == {ablation.task}
+    assert all(
+        (config.agent, config.env, config.replay) == (ablation.agent, ablation.env, ablation.replay)
+        for config in configs
+    )
+    found = {(config.engine.precision, config.engine.kernels, config.seed) for config in configs}
+    assert found == {(*how, seed) for how in (("auto", "auto"), ("tf32", "off")) for seed in range(1, 9)}
+
+
 def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
     page = (Path(__file__).parents[1] / "docs" / "suites.md").read_text()
     example, _ = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
