@@ -12,7 +12,8 @@ from torch import Tensor
 
 from drq.agents import make_agent
 from drq.agents.sac import SAC
-from drq.config import SACConfig
+from drq.config import EngineConfig, SACConfig
+from drq.engine import EngineSettings
 from drq.replay import Choice, UniformSampler
 from drq.speed.plain_reference import PAD, HostReplay, PlainDraws, PlainDrQ, shift
 from drq.speed.updates import random_replay
@@ -170,3 +171,16 @@ def test_copying_images_once_changes_nothing() -> None:
 def test_the_comparison_would_notice_another_augmentation() -> None:
     theirs, ours = Pair(2, 2).update(wrong_shift=True)
     assert abs(float(theirs["critic_loss"] - ours["critic_loss"])) > 1e-4 * float(ours["critic_loss"])
+
+
+def test_its_convolutions_are_chosen_by_time_and_ours_by_rule() -> None:
+    """Timed against each other, convolutions are others in each process, and with them the last bits."""
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul.allow_tf32
+    engine = EngineSettings.resolve(EngineConfig(precision="tf32", kernels="off"), torch.device("cuda"), SACConfig())
+    plain = PlainDrQ(HostReplay((9, 36, 36), 2, capacity=4), CPU, batch_size=2, hidden_dim=16)
+    with cudnn.flags(enabled=True):  # puts back at its end what is set within
+        plain.apply_globally()
+        assert (cudnn.benchmark, cudnn.deterministic) == (True, False)
+        engine.apply_globally()
+        assert (cudnn.benchmark, cudnn.deterministic) == (False, True)
+    torch.backends.cuda.matmul.allow_tf32 = products

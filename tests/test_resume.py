@@ -21,10 +21,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import drq
-from drq.config import DQNConfig, EngineConfig, EnvConfig, ReplayConfig, SACConfig
+from drq.config import DQNConfig, EngineConfig, EnvConfig, RainbowConfig, ReplayConfig, SACConfig
 from drq.engine import Learner
 from drq.envs.protocol import Action, Step
 from drq.errors import UserError
+from drq.launch import job_to_json, start_worker
 from drq.replay import Replay
 from drq.training import checkpoint as checkpoint_module
 from drq.training import run as run_module
@@ -470,22 +471,32 @@ def test_the_policy_of_a_checkpoint_acts_as_the_trained_one(uninterrupted: Path)
         assert np.array_equal(value.numpy(), trained[f"agent.{name}"].numpy()), name
 
 
+RAINBOW = RainbowConfig(
+    batch_size=8, hidden_dim=64, seed_steps=20, n_step=3, reset_every=30, last_reset=60, anneal_updates=20
+)
 GPU_RUNS = {
     "control": {"agent": SACConfig(batch_size=32, seed_steps=20)},
+    "control in float32": {"agent": SACConfig(batch_size=32, seed_steps=20), "precision": "float32"},
     "game": {"task": "toy/catch", "agent": DQNConfig(batch_size=32, seed_steps=20)},
+    "game, past a reset": {"task": "toy/catch", "agent": RAINBOW},
 }
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", GPU_RUNS)
 def test_on_a_gpu(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With graphs, kernels and bfloat16. In float32 two whole runs already differ in their last bits, by cuDNN's."""
-    changes = GPU_RUNS[kind] | {
+    """With graphs and kernels, in the precision of each by itself or in float32; resumed by another process, in which
+    libraries choose anew among their algorithms."""
+    changes = dict(GPU_RUNS[kind])
+    precision = changes.pop("precision", "auto")
+    changes |= {
         "device": "cuda",
         "env": EnvConfig(image_size=84),
-        "engine": EngineConfig(precision="bf16", compile="off", eval_process="off"),
+        "engine": EngineConfig(precision=precision, compile="off", eval_process="off"),
     }
     drq.train(small(tmp_path / "whole", **changes), quiet=True)
     train_with_crash_at(tmp_path / "run", 75, monkeypatch, **changes)
-    drq.train(small(tmp_path / "run", **changes), quiet=True)
+    log = tmp_path / "log.txt"
+    process = start_worker(job_to_json(small(tmp_path / "run", **changes), None), log, {})
+    assert process.wait(300) == 0, log.read_text()
     assert_same_run(tmp_path / "whole", tmp_path / "run")

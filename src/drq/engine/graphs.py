@@ -16,7 +16,7 @@ from drq.replay import Sampler
 T = TypeVar("T")
 
 WARMUPS = 3
-"""Runs before the capture: compilation, cuDNN's search for algorithms and lazy initialisation are not capturable."""
+"""Runs before the capture: compilation and lazy initialisation are not capturable."""
 
 
 class Captured(Generic[T]):

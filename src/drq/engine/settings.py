@@ -108,4 +108,6 @@ class EngineSettings:
             tf32 = self.precision != "float32"
             torch.backends.cuda.matmul.allow_tf32 = tf32
             torch.backends.cudnn.allow_tf32 = tf32
-            torch.backends.cudnn.benchmark = True
+            # Timed against each other, convolutions would be other ones in each process, and so would the last bits.
+            torch.backends.cudnn.benchmark = False
+            torch.backends.cudnn.deterministic = True

@@ -187,6 +187,7 @@ class PlainDrQ:
         torch.backends.cuda.matmul.allow_tf32 = self.tf32
         torch.backends.cudnn.allow_tf32 = self.tf32
         torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.deterministic = False
 
     def draw(self) -> PlainDraws:
         n, device = self.batch_size, self.device

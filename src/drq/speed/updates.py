@@ -2,7 +2,7 @@
 
 Every time is the median over blocks of a synchronised wall clock: wait for the device, read the clock, do the work,
 wait, read it again. So what the host does counts as much as what the device does. Warm-up (compilation, capture of
-graphs, cuDNN's search) comes before. Contents are random: zeros can be faster than real images.
+graphs) comes before. Contents are random: zeros can be faster than real images.
 """
 
 from __future__ import annotations
