@@ -117,11 +117,15 @@ def test_figure_names_its_axes_and_keeps_unfinished_runs_apart(
     assert {axis.get_ylabel() for axis in drawn} == {"return"}
     assert {axis.get_xlabel() for axis in drawn} == {"env steps", "agent steps"}
     (walker,) = (axis for axis in drawn if axis.get_title() == "Walker Walk")
-    finished, unfinished, _ = walker.lines
+    finished, unfinished, published = walker.lines
     one, two = (evaluations(folder) for folder in runs["dmc/walker-walk"])
     assert finished.get_ydata() == pytest.approx([(one[at] + two[at]) / 2 for at in one])
     assert unfinished.get_ydata() == pytest.approx(list(evaluations(short).values()))
     assert unfinished.get_linestyle() == ":"
+    # The published curve ends where ours do: returns that only come later stretch no axis.
+    assert published.get_xdata()[-1] == 100_000
+    assert 594 < published.get_ydata()[-1] < 634
+    assert walker.get_ylim()[1] < 900
 
 
 def test_figure_of_runs_with_one_evaluation_shows_where_they_stand(

@@ -273,7 +273,10 @@ def _draw_curves(figure: Figure, runs: Sequence[RunResult]) -> None:
                 handles[name] = _draw(axis, *curve, linestyle="-" if finished else ":", **style)
                 end = max(end, curve[0][-1])
         if published := benchmark.curves.get(task):
-            parts = (published.steps, published.mean, published.std)
+            # As far as ours go: what lies beyond would stretch the axis of returns.
+            until = min(end, published.steps[-1])
+            steps = np.append(published.steps[published.steps < until], until)
+            parts = steps, *(np.interp(steps, published.steps, each) for each in (published.mean, published.std))
             handles[published.name] = _draw(axis, *parts, color="#7b828c", linestyle="--", zorder=2)
         axis.set_title(_lines(task_title(task), 40), fontsize=11)
         axis.set_xlabel(benchmark.unit, fontsize=9)
