@@ -6,8 +6,10 @@ import csv
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -105,14 +107,20 @@ def test_z_scores_and_missing_runs_are_in_every_text(tmp_path: Path, runs: dict[
     assert rf"Mean z of all runs: {mean:+.2f} $\pm$" in tex
 
 
-def test_figure_names_its_axes_and_keeps_unfinished_runs_apart(
-    tmp_path: Path, runs: dict[str, list[Path]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short = fake_run(tmp_path / "runs", seed=3, reached=40_000, status="unfinished")
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """What the report draws, in place of a file."""
     saved: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, out, **_: saved.append(figure) or out.touch())
+    return saved
+
+
+def test_figure_names_its_axes_and_keeps_unfinished_runs_apart(
+    tmp_path: Path, runs: dict[str, list[Path]], figures: list[Figure]
+) -> None:
+    short = fake_run(tmp_path / "runs", seed=3, reached=40_000, status="unfinished")
     report([tmp_path / "runs"], tmp_path / "r.png", format="png")
-    (figure,) = saved
+    (figure,) = figures
     drawn = [axis for axis in figure.axes if axis.axison]
     assert {axis.get_ylabel() for axis in drawn} == {"return"}
     assert {axis.get_xlabel() for axis in drawn} == {"env steps", "agent steps"}
@@ -121,36 +129,103 @@ def test_figure_names_its_axes_and_keeps_unfinished_runs_apart(
     one, two = (evaluations(folder) for folder in runs["dmc/walker-walk"])
     assert finished.get_ydata() == pytest.approx([(one[at] + two[at]) / 2 for at in one])
     assert unfinished.get_ydata() == pytest.approx(list(evaluations(short).values()))
-    assert unfinished.get_linestyle() == ":"
     # The published curve ends where ours do: returns that only come later stretch no axis.
     assert published.get_xdata()[-1] == 100_000
     assert 594 < published.get_ydata()[-1] < 634
+    assert walker.get_xlim() == (0, 100_000)
+    assert walker.get_ylim()[0] == 0
     assert walker.get_ylim()[1] < 900
+    assert walker.xaxis.get_major_formatter()(20_000) == "20k"
+    # Around the mean is a standard deviation either way.
+    band = walker.collections[0].get_paths()[0].vertices
+    for at in one:
+        edges = band[band[:, 0] == at, 1]
+        assert edges.max() - edges.min() == pytest.approx(2 * abs(one[at] - two[at]) / 2**0.5)
+        assert edges.max() + edges.min() == pytest.approx(one[at] + two[at])
+    assert to_rgb(walker.collections[0].get_facecolor()[0]) == to_rgb(finished.get_color())
+    (legend,) = figure.legends
+    keys = zip(legend.get_texts(), legend.legend_handles, strict=True)
+    assert {text.get_text(): line.get_linestyle() for text, line in keys} == {
+        "Eff. DQN+DrQ": "-",
+        "DrQ K=2 M=2": "-",
+        "DrQ K=2 M=2, unfinished": ":",
+        "DrQ (published curves)": "--",
+    }
+    assert [line.get_linestyle() for line in walker.lines] == ["-", ":", "--"]
 
 
-def test_figure_of_runs_with_one_evaluation_shows_where_they_stand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figure_shows_no_returns_that_a_task_cannot_give(tmp_path: Path, figures: list[Figure]) -> None:
+    for task in ("dmc/walker-walk", "gym/Any-v0"):
+        for seed in (1, 2, 3):
+            fake_run(tmp_path / "runs", task, seed, level=1000.0)
+    report([tmp_path / "runs"], tmp_path / "r.png", format="png")
+    walker, unbounded = figures[0].axes
+    assert walker.get_ylim() == (0, 1000)
+    assert unbounded.get_ylim()[0] < 0
+    assert unbounded.get_ylim()[1] > 1000
+
+
+@pytest.mark.parametrize("panels", [1, 4])
+def test_figure_has_its_panels_in_rows_of_three(panels: int, tmp_path: Path, figures: list[Figure]) -> None:
+    for task in ("walker-walk", "cheetah-run", "finger-spin", "reacher-easy")[:panels]:
+        fake_run(tmp_path / "runs", f"dmc/{task}")
+    report([tmp_path / "runs"], tmp_path / "r.png", format="png")
+    places = [axis.get_subplotspec() for axis in figures[0].axes if axis.axison]
+    expected = [(0, 0), (0, 1), (0, 2), (1, 0)][:panels]
+    assert [(place.rowspan.start, place.colspan.start) for place in places] == expected
+
+
+def test_figure_breaks_and_shortens_a_long_name(tmp_path: Path, figures: list[Figure]) -> None:
+    name = "with a shift of four pixels and then " * 5
+    fake_run(tmp_path / "runs", label=name.strip())
+    report([tmp_path / "runs"], tmp_path / "r.png", format="png")
+    lines = figures[0].legends[0].get_texts()[0].get_text().splitlines()
+    assert len(lines) == 3
+    assert all(20 < len(line) <= 38 for line in lines)
+    assert name.startswith(" ".join(lines).removesuffix(" [...]"))
+
+
+def evaluated_once(root: Path) -> None:
+    """Leaves of each run's evaluations only the last."""
+    for file in root.rglob("eval.csv"):
+        lines = file.read_text().splitlines()
+        file.write_text(f"{lines[0]}\n{lines[-1]}\n")
+
+
+ATARI: dict[str, Any] = {"env": {"frame_stack": 4}, "capacity": None, "every": 100_000}
+
+
+def test_figure_of_runs_with_one_evaluation_shows_where_they_stand(tmp_path: Path, figures: list[Figure]) -> None:
     for task, seeds in {"atari/pong": (1, 2, 3), "atari/alien": (1, 2)}.items():
         for seed in seeds:
-            settings = {"preset": "atari100k", "env": {"frame_stack": 4}, "capacity": None}
-            fake_run(tmp_path / "runs", task, seed, every=100_000, **settings)
-    fake_run(tmp_path / "runs", "atari/pong", label="apart", every=100_000, k=2, **settings)
-    for file in (tmp_path / "runs").rglob("eval.csv"):
-        header, _, last = file.read_text().splitlines()  # without the evaluation at step 0
-        file.write_text(f"{header}\n{last}\n")
-    saved: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, out, **_: saved.append(figure) or out.touch())
+            fake_run(tmp_path / "runs", task, seed, preset="atari100k", **ATARI)
+    fake_run(tmp_path / "runs", "atari/pong", label="apart", preset="atari100k", k=2, **ATARI)
+    evaluated_once(tmp_path / "runs")
     report([tmp_path / "runs"], tmp_path / "r.png", format="png")
-    (axis,) = saved[0].axes
+    (axis,) = figures[0].axes
     folders = sorted((tmp_path / "runs").glob("atari-alien*"), key=lambda folder: folder.name[-1])
     alien = [evaluations(folder, "agent_step")[100_000] for folder in folders]
     assert axis.lines[0].get_xdata() == pytest.approx([(one - 734.08) / 92.14 for one in alien])  # the 100 runs of DrQ
-    assert saved[0].get_supxlabel().endswith("published: apart")
-    labels = [label.get_text().partition(":")[0] for label in axis.get_yticklabels()]
-    assert labels == ["Alien", "Pong", "all runs", "seed 1, 2"]
+    assert figures[0].get_supxlabel().endswith("published: apart")
+    labels = [label.get_text() for label in axis.get_yticklabels()]
+    assert [label.partition(":")[0] for label in labels] == ["Alien", "Pong", "all runs", "seed 1, 2"]
     assert axis.get_title().startswith("Eff. DQN+DrQ among published runs of DrQ: Atari 100k")
     assert axis.get_xlabel() == "z-score among published runs"
+    # Marks are beside their labels, the first at the top.
+    heights = axis.get_yticks().tolist()
+    assert [set(line.get_ydata()) for line in axis.lines[:2]] == [{height} for height in heights[:2]]
+    bottom, top = axis.get_ylim()
+    assert bottom > heights[3] > heights[2] > heights[1] > heights[0] > top
+    for label, height, bar in zip(labels[2:], heights[2:], axis.containers, strict=True):
+        (z,), (at,) = bar[0].get_data()
+        (low, _), (high, _) = bar[2][0].get_segments()[0]
+        mean, error = map(float, label.partition(": ")[2].split(" ± "))
+        assert (z, at) == (pytest.approx(mean, abs=0.005), height)
+        assert (low, high) == pytest.approx((mean - 1.96 * error, mean + 1.96 * error), abs=0.02)
+    # Marked are the mean of the published runs, and a standard deviation about it.
+    assert [0, 0] in [list(line.get_xdata()) for line in axis.lines]
+    shaded = axis.patches[0].get_extents().transformed(axis.transData.inverted())
+    assert shaded.intervalx == pytest.approx([-1, 1])
 
 
 def test_figure(tmp_path: Path, runs: dict[str, list[Path]]) -> None:
