@@ -212,6 +212,20 @@ def test_runs_among_published_ones_and_what_is_missing(browser: Browser, tmp_pat
     assert texts(browser, "#scores .missing") == ["Missing: DrQ K=2 M=2, seed 2: Cheetah Run."]
 
 
+def test_intervals_of_runs_far_apart_stay_beside_their_labels(browser: Browser, tmp_path: Path) -> None:
+    for seed, level in ((1, 50.0), (2, 1000.0)):
+        fake_run(tmp_path / "runs", seed=seed, level=level)
+    show(browser, tmp_path / "r.html", tmp_path / "runs")
+    boxes = """[...document.querySelectorAll('#standing svg.chart')].map((chart) => {
+        const [label, range] = ['text.strong', 'line.range'].map((name) => chart.querySelector(name).getBBox());
+        return [label.x + label.width, range.x, range.x + range.width, chart.viewBox.baseVal.width];
+    })"""
+    drawn = browser.run(boxes)
+    assert len(drawn) == 2
+    for label_ends, begins, ends, width in drawn:
+        assert label_ends < begins < ends < width
+
+
 def test_finished_and_unfinished_runs_are_separate_curves(browser: Browser, tmp_path: Path) -> None:
     finished = [fake_run(tmp_path / "runs", seed=seed) for seed in (1, 2)]
     fake_run(tmp_path / "runs", seed=3, reached=40_000, status="unfinished")

@@ -228,6 +228,25 @@ def test_figure_of_runs_with_one_evaluation_shows_where_they_stand(tmp_path: Pat
     assert shaded.intervalx == pytest.approx([-1, 1])
 
 
+def test_figure_has_all_z_scores_and_intervals_in_sight(tmp_path: Path, figures: list[Figure]) -> None:
+    for preset, levels in (("atari100k", (540.0, 1010.0)), ("strong", (200.0, 9000.0))):
+        for seed, level in enumerate(levels, 1):
+            fake_run(tmp_path / "runs", "atari/alien", seed, preset=preset, level=level, **ATARI)
+    evaluated_once(tmp_path / "runs")
+    report([tmp_path / "runs"], tmp_path / "r.png", format="png")
+    for axis in figures[0].axes:
+        low, high = axis.get_xlim()
+        (bar,) = axis.containers
+        ends = bar[2][0].get_segments()[0][:, 0]
+        assert bar[0].get_color() == axis.lines[0].get_color()
+        assert low == -high
+        assert high >= 3
+        assert all(low < x < high for x in [*axis.lines[0].get_xdata(), *ends])
+    beside = [axis.get_subplotspec() for axis in figures[0].axes]
+    assert [(place.rowspan.start, place.colspan.start) for place in beside] == [(0, 0), (0, 1)]
+    assert len({axis.lines[0].get_color() for axis in figures[0].axes}) == 2
+
+
 def test_figure(tmp_path: Path, runs: dict[str, list[Path]]) -> None:
     report([tmp_path / "runs"], tmp_path / "r.png", format="png")
     with Image.open(tmp_path / "r.png") as image:

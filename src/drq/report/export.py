@@ -235,7 +235,9 @@ def _draw_standings(figure: Figure, tables: Sequence[StandingTable], systems: Se
         axis.set_yticks(at, [*map(task_title, table.rows), *names], fontsize=8)
         axis.axvspan(-1, 1, color="#7b828c", alpha=0.12, linewidth=0)
         axis.axvline(0, color="#7b828c", linewidth=1, linestyle=":")
-        reach = max(3.0, *(1.05 * abs(each.z) for runs in table.rows.values() for each in runs))
+        marks = [abs(each.z) for runs in table.rows.values() for each in runs]
+        ends = [abs(mean.z) + 1.96 * (mean.error or 0.0) for mean in means]
+        reach = max(3.0, 1.05 * max(marks + ends))
         axis.set_xlim(-reach, reach)
         axis.set_ylim(at[-1] + 0.7, -0.7)
         axis.set_xlabel("z-score among published runs", fontsize=9)

@@ -254,7 +254,9 @@ function standingChart(standing, rows) {
   const [width, left, right, top, step] = [520, 160, 14, 8, 20];
   const below = standing.means.length * step + 10;
   const height = top + rows.length * step + below + 40;
-  const reach = Math.max(3, Math.ceil(Math.max(...rows.flatMap((row) => row.runs.map((run) => Math.abs(run.z))))));
+  const marks = rows.flatMap((row) => row.runs.map((run) => Math.abs(run.z)));
+  const furthest = standing.means.map((mean) => Math.abs(mean.z) + 1.96 * (mean.error ?? 0));
+  const reach = Math.max(3, Math.ceil(Math.max(...marks, ...furthest)));
   const px = (z) => +(left + ((z + reach) / (2 * reach)) * (width - left - right)).toFixed(1);
   const foot = height - 36;
   const label = (text, y, attributes) => svg("text", { x: left - 10, y: y + 3.5, "text-anchor": "end", ...attributes }, text);
