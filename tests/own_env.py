@@ -38,7 +38,7 @@ class Told(Lamp):
     def step(self, action):
         *step, _ = super().step(action)
         told = {"is_success": np.bool_(self.level > 125), "miss": np.float32(self.steps), "level": self.level}
-        rest = {"name": "lamp", "picture": self.picture(), "nothing": float("nan"), "of": {"r": 1.0}, 3: 4.0}
+        rest = {"name": "lamp", "picture": self.picture(), "far": 10**400, "nothing": np.nan, "of": {"r": 1.0}, 3: 4.0}
         return *step, told | rest | ({"came late": np.array(self.steps)} if Told.late else {})
 
 

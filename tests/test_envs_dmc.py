@@ -204,6 +204,13 @@ def test_actions_reach_the_bounds_of_the_task() -> None:
         assert physics_of(env).control() == pytest.approx(bound)
 
 
+def test_an_action_without_bounds_is_taken_as_it_is() -> None:
+    env = make("dmc/lqr-lqr_2_1", STATE, 1)
+    env.reset(0)
+    env.step(np.full(1, 0.25, np.float32))
+    assert physics_of(env).control() == pytest.approx(0.25)
+
+
 @needs_gl
 def test_cameras() -> None:
     def first(config: EnvConfig) -> NDArray[Any]:

@@ -276,11 +276,28 @@ def test_an_info_that_is_no_dict_tells_nothing(registered: Any, monkeypatch: pyt
     assert env.step(np.zeros(2, np.float32)).info is None
 
 
+def test_an_info_is_told_at_the_end_alone(registered: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    env, step = make(registered(terminate_at=2), STATE, 1), Sample.step
+    monkeypatch.setattr(Sample, "step", lambda self, action: (*step(self, action)[:4], {"level": len(self.actions)}))
+    env.reset(0)
+    assert [env.step(np.zeros(2, np.float32)).info for _ in range(2)] == [None, {"level": 2.0}]
+
+
 def test_a_video_of_what_cannot_be_drawn_is_refused(registered: Any) -> None:
     env = make(registered(), STATE, 1)
     env.reset(0)
     with pytest.raises(UserError, match=r"--eval.no-video"):
         env.render()
+
+
+def test_a_drawing_that_fails_is_said(registered: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def render(self: Any) -> Any:
+        raise ValueError("no light")
+
+    env = make(registered(Drawn), EnvConfig(), 1)
+    monkeypatch.setattr(Drawn, "render", render)
+    with pytest.raises(UserError, match=r"in its reset at .* \(ValueError: no light\): mend its render\(\) first"):
+        env.reset(0)
 
 
 def test_a_missing_package_is_said(registered: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +306,7 @@ def test_a_missing_package_is_said(registered: Any, monkeypatch: pytest.MonkeyPa
 
     env = make(registered(Drawn), EnvConfig(), 1)
     monkeypatch.setattr(Drawn, "render", render)
-    with pytest.raises(UserError, match="pip install pygame"):
+    with pytest.raises(UserError, match=r"^gym/Sample\d+-v0 cannot be used as it is \(.*pip install pygame"):
         env.reset(0)
 
 

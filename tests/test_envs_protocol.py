@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from drq.config import EnvConfig
-from drq.envs import Action, Environment, EnvSpec, make
+from drq.envs import Action, Environment, EnvSpec, Frame, make
 from drq.envs.rendering import choose_backend, missing_libraries
+from drq.envs.toy import ToySimulator
 from drq.errors import UserError
 
 needs_gl = pytest.mark.skipif(bool(missing_libraries(choose_backend())), reason="no OpenGL libraries")
@@ -122,6 +123,34 @@ def test_an_action_of_the_wrong_kind_is_refused() -> None:
         reach.step(np.array([np.nan, 0], np.float32))
     with pytest.raises(UserError, match="actions from 0 to 2, not 3"):
         catch.step(3)
+    with pytest.raises(UserError, match=r"actions from 0 to 2, not array\(\[1\]\)"):
+        catch.step(np.array([1]))
+
+
+@pytest.mark.parametrize(
+    ("config", "frame", "said"),
+    [
+        (SMALL, np.zeros((3, 32, 31), np.uint8), r"uint8 \(3, 32, 32\) but gave uint8 \(3, 32, 31\) in env step 0"),
+        (SMALL, np.zeros((3, 32, 32), np.float32), r"uint8 \(3, 32, 32\) but gave float32 \(3, 32, 32\)"),
+        (STATE, np.zeros(4), r"float32 \(4,\) but gave float64 \(4,\)"),
+        (STATE, np.zeros(1, np.float32), r"float32 \(4,\) but gave float32 \(1,\)"),
+    ],
+)
+def test_frames_that_are_not_as_promised_are_refused(
+    config: EnvConfig, frame: Frame, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = make("toy/reach", config, 1)
+    monkeypatch.setattr(ToySimulator, "frame", lambda simulator: frame)
+    with pytest.raises(UserError, match=rf"^toy/reach promised frames of {said}"):
+        env.reset(0)
+
+
+def test_an_episode_ends_where_its_environment_is_closed() -> None:
+    env = make("toy/reach", STATE, 1)
+    env.reset(0)
+    env.close()
+    with pytest.raises(UserError, match=r"reset\(seed\)"):
+        env.step(np.zeros(2, np.float32))
 
 
 def test_actions_beyond_the_range_are_clipped() -> None:

@@ -108,7 +108,10 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         "observes float64 of shape .* and promised uint8",
     ),
     "step raises": ({"at": "step"}, r"failed in env step 3 of an episode at test_misb.*, line \d+ \(KeyError: 'joint"),
-    "reset raises": ({"at": "reset"}, r"failed in its reset at test_misb.*, line \d+ \(ZeroDivisionError: reset by"),
+    "reset raises": (
+        {"at": "reset"},
+        r"in its reset at test_misb.*, line \d+ \(ZeroDivisionError: reset by zero\): mend its reset\(\) first",
+    ),
     "step exits": ({"at": "step", "gives": SystemExit(0)}, r"failed in env step 3 .* \(SystemExit: 0\)"),
     "step cannot say why": ({"at": "step", "gives": Unspeakable()}, r"failed in env step 3 .* \(Unspeakable\)"),
     "step gives four": ({"at": "four"}, r"failed in env step 1 .* \(ValueError: not enough values to unpack"),
