@@ -147,7 +147,10 @@ def test_cutout_is_distributed_as_kornias() -> None:
     columns = (theirs["ys"], theirs["xs"], theirs["heights"], theirs["widths"])
     for ours, kornias in zip(nu[used].unbind(1), columns, strict=True):
         assert _kolmogorov_smirnov(ours, kornias) < 0.02
-    h, w = nu[used, 2], nu[used, 3]
+    top, left, h, w = nu[used].unbind(1)
+    for begins, length in ((top, h), (left, w)):  # as many touch the far edge as the near one
+        near, far = (float(edge.float().mean()) for edge in (begins == 0, begins + length == 84))
+        assert far == pytest.approx(near, rel=0.2)
     assert _kolmogorov_smirnov(h * w, theirs["heights"] * theirs["widths"]) < 0.02
     area = h * w / (84 * 84)
     assert 0.015 < float(area.min()) < 0.03 < 0.31 < float(area.max()) < 0.35

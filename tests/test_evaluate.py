@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -288,6 +288,22 @@ def test_a_stack_keeps_the_newest_frames_oldest_first() -> None:
     stack.reset(frames[0])
     assert (stack.observation == 1).all()
     assert stack.observation.dtype == np.uint8
+
+
+def test_a_stack_may_begin_with_zeros() -> None:
+    stack = FrameStack(replace(SPEC, zero_stack=True))
+    for number in (1, 2):
+        stack.push(np.full(SPEC.frame_shape, number, np.uint8))
+    stack.reset(np.full(SPEC.frame_shape, 3, np.uint8))
+    assert stack.observation[:, 0, 0].tolist() == [0, 0, 0, 0, 3, 3]
+    assert np.array_equal(stack.newest, np.full(SPEC.frame_shape, 3))
+
+
+def test_a_state_is_its_own_stack() -> None:
+    stack = FrameStack(replace(SPEC, frame_shape=(2,), frame_stack=1))
+    for state in np.array([[0.5, -2.0], [1.5, 3.0]], np.float32):
+        (stack.reset if state[0] < 1 else stack.push)(state)
+        assert np.array_equal(stack.observation, state)
 
 
 def test_mean_and_population_deviation() -> None:

@@ -166,6 +166,18 @@ def test_the_two_impalas_differ_in_nothing_but_where_pools_pad() -> None:
     assert not torch.equal(one(even), other(even))
 
 
+def test_weights_keep_the_names_that_saved_runs_know_them_by() -> None:
+    """Those that they would have if ReLUs were layers of their own; copies of a weight are not saved with it."""
+    nature, impala = (PixelEncoder(name, (3, 40, 40), PLAIN) for name in ("nature", "impala"))
+    nature.layers[0].rounded = nature.layers[0].weight.detach().bfloat16()
+    assert [name for name in nature.state_dict() if "bias" not in name] == [f"layers.{at}.weight" for at in (0, 2, 4)]
+    expected = []
+    for first in (0, 4, 8):
+        blocks = [f"layers.{first + block}.body.{layer}.weight" for block in (2, 3) for layer in (1, 3)]
+        expected += [f"layers.{first}.weight", *blocks]
+    assert [name for name in impala.state_dict() if "bias" not in name] == expected
+
+
 def test_xavier_weights() -> None:
     layer = nn.Conv2d(16, 32, 3)
     xavier_init(layer, torch.Generator().manual_seed(0))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from drq.config import EnvConfig, EvalConfig
+from drq.config import EnvConfig, EvalConfig, ReplayConfig
 from drq.errors import UserError
 from drq.training import clock as clock_module
 from drq.training.clock import Clock
@@ -52,12 +52,20 @@ def test_steps_taken_together_pass_an_interval_together() -> None:
     assert [four.evaluations_after(step) for step in (0, 12, 16, 32)] == [3, 3, 2, 1]
 
 
+def test_the_replay_holds_the_whole_run_unless_told_otherwise() -> None:
+    assert schedule(repeat=4, steps=50, replay=ReplayConfig(None)).capacity == 12
+    assert schedule(repeat=4, steps=50, replay=ReplayConfig(7)).capacity == 7
+    assert schedule("gym/Any-v0", num_envs=4, replay=ReplayConfig(15)).capacity == 12  # as much for each
+
+
 def test_updates_begin_after_the_seed_steps() -> None:
     agent = dataclasses.replace(small(Path()).agent, seed_steps=20, updates_per_step=3)
     twenty = schedule(agent=agent, steps=120)
     assert [twenty.updates(agent_step) for agent_step in (0, 19, 20, 21)] == [0, 0, 3, 3]
     assert due(twenty.learning, 22) == [20, 21, 22]
     assert twenty.total_updates == 300 == sum(map(twenty.updates, range(twenty.agent_steps)))
+    four = schedule("gym/Any-v0", repeat=1, num_envs=4, agent=dataclasses.replace(agent, seed_steps=21), steps=40)
+    assert [four.updates(agent_step) for agent_step in (16, 20, 24, 28)] == [0, 0, 12, 12]
 
 
 def test_a_budget_of_less_than_one_agent_step_is_refused() -> None:
