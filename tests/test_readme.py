@@ -167,6 +167,18 @@ def test_the_study_drawn_anew(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         assert line.split(maxsplit=1)[1] in MEASURED
 
 
+def test_walkers_fall_as_counted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    (block,) = re.findall(r"```python\n(import csv.*?)```", (ROOT / "results/README.md").read_text(), flags=re.S)
+    exec(block, {})
+    counted = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    fallen = {run.removeprefix("results/") for run, how in counted.items() if how == "fell"}
+    both = {f"versions/dmc-walker-walk/k2-m2/seed-{seed}" for seed in (1, 2)}
+    assert fallen == both | {f"dreamer/dmc-walker-{task}/drq/seed-1" for task in ("run", "stand")}
+    of_views = [run for run in counted if run.split("/")[-2] in ("drq", "k2-m2")]
+    assert len(of_views) == 9
+
+
 def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     block, deploy = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
     monkeypatch.setattr("drq.training.run.configure", lambda task, settings: configure(task, settings | {"steps": 200}))
