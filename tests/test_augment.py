@@ -185,7 +185,8 @@ def test_flips_are_kornias(name: str, oracle: object) -> None:
     assert float(often.mean()) == pytest.approx(0.1, abs=0.005)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.filterwarnings("ignore:Since version 1.3.0, affine_grid")  # of sides of one pixel
+@pytest.mark.parametrize("size", [*SIZES, (2, 3), (3, 2), (1, 4), (4, 1)])
 def test_rotation_is_kornias(size: tuple[int, int]) -> None:
     angles = torch.tensor([-5.0, -1.7, 0.0, 0.3, 5.0, 30.0, 90.0])
     images = random_images(len(angles), size)
@@ -271,6 +272,7 @@ def test_parameters_follow_the_names() -> None:
     assert parse("shift") == RandomShift(4)
     assert parse("shift", pad=7) == RandomShift(7)
     assert parse("intensity", intensity_scale=0.05) == Intensity(0.05)
+    assert parse("intensity") == Intensity() == Intensity(0.1)
     assert parse("shift+intensity") == Compose((RandomShift(4), Intensity(0.1)))
     assert parse("cutout") == Cutout(0.5, (0.02, 0.33), (0.3, 3.3))
     assert (parse("hflip"), parse("vflip")) == (Flip(False, 0.1), Flip(True, 0.1))

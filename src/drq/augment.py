@@ -151,7 +151,7 @@ class Rotate:
         angle = nu[:, 0] * (math.pi / 180)
         cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
         # affine_grid works in coordinates of [-1, 1]: a side's share keeps the rotation rigid in pixels.
-        aspect = (height - 1) / max(width - 1, 1)
+        aspect = max(height - 1, 1) / max(width - 1, 1)
         theta = torch.stack([torch.stack([cos, -sin * aspect, zero], 1), torch.stack([sin / aspect, cos, zero], 1)], 1)
         grid = F.affine_grid(theta, list(images.shape), align_corners=True)
         return F.grid_sample(images.float(), grid, padding_mode="zeros", align_corners=True)
@@ -170,7 +170,7 @@ class Intensity:
         return r.clamp(-2.0, 2.0)
 
     def __call__(self, images: Tensor, nu: Tensor) -> Tensor:
-        return images.float() * (1.0 + self.scale * nu)[:, :, None, None]
+        return images * (1.0 + self.scale * nu)[:, :, None, None]
 
 
 @dataclass(frozen=True)
