@@ -186,7 +186,8 @@ def test_without_augmentation_it_is_the_plain_algorithm(k: int, m: int) -> None:
 
 def test_the_target_is_out_of_the_gradients_reach() -> None:
     f, batch, critic = parse("shift"), random_batch(), LinearCritic(0)
-    y, loss = run(f, batch, 2, 2, critic, lambda seen: critic(seen, regularize.repeat(batch.action, 2)))
+    learnt = batch._replace(reward=batch.reward.requires_grad_())  # as one that a network of its own gives
+    y, loss = run(f, learnt, 2, 2, critic, lambda seen: critic(seen, regularize.repeat(batch.action, 2)))
     assert not y.requires_grad
     (gradient,) = torch.autograd.grad(loss, [critic.actions])
     # The gradient of the left side alone: 2/NM Σ (Q - y) a.
