@@ -15,8 +15,8 @@ from drq.backend import Backend
 from drq.config import DQNConfig, EngineConfig, SACConfig
 from drq.engine import EngineSettings, FastBackend
 from drq.errors import UserError
-from drq.networks.encoders import ENCODERS, PixelEncoder, StateEncoder, make_encoder, xavier_init
-from drq.networks.heads import Actor, Policy, Trunk, TwinCritic
+from drq.networks.encoders import ENCODERS, Convolution, PixelEncoder, StateEncoder, make_encoder, xavier_init
+from drq.networks.heads import Actor, Policy, Trunk, TwinCritic, WideLinear
 
 PLAIN = Backend()
 PARAMETERS = {"sac-ae": 1_990_518, "nature": 245_174, "dreamer": 808_566, "impala": 292_214, "d4pg": 2_445_622}
@@ -176,6 +176,15 @@ def test_weights_keep_the_names_that_saved_runs_know_them_by() -> None:
         blocks = [f"layers.{first + block}.body.{layer}.weight" for block in (2, 3) for layer in (1, 3)]
         expected += [f"layers.{first}.weight", *blocks]
     assert [name for name in impala.state_dict() if "bias" not in name] == expected
+
+
+def test_a_layer_multiplies_with_the_copy_of_its_weight_if_it_has_one() -> None:
+    x = torch.randn(2, 3, 5, 5)
+    for layer in (Convolution(PLAIN, 3, 4, 3), WideLinear(PLAIN, 5, 4)):
+        nn.init.zeros_(layer.bias)
+        once = layer(x)
+        layer.rounded = 2 * layer.weight.detach()
+        torch.testing.assert_close(layer(x), 2 * once)
 
 
 def test_xavier_weights() -> None:
