@@ -226,8 +226,9 @@ def test_an_area_is_interpolated_and_needs_evaluations(tmp_path: Path) -> None:
     assert area(run, 100_000) == pytest.approx(sum(range(200, 1_001, 100)) / 9)  # a straight line stays one
     (seldom,) = runs_of(write_table(tmp_path / "y.csv", [("walker_walk", 1, at, 1, "x") for at in (50_000, 100_000)]))
     assert area(seldom, 100_000) is None
-    for last_but_one, told in ((80_000, True), (79_000, False)):  # more than 20k env steps without are too many
-        steps = (20_000, 40_000, 60_000, last_but_one, 100_000)
+    # More than 20k env steps without are too many, also where the budget lies between.
+    for last, told in (((80_000, 100_000), True), ((79_000, 100_000), False), ((80_000, 101_000), False)):
+        steps = (20_000, 40_000, 60_000, *last)
         (other,) = runs_of(write_table(tmp_path / "z.csv", [("walker_walk", 1, at, 1, "x") for at in steps]))
         assert (area(other, 100_000) is not None) is told
     assert area(run, 500_000) is None

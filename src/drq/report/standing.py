@@ -160,8 +160,8 @@ def standing_tables(runs: Sequence[RunResult]) -> list[StandingTable]:
 def area(run: RunResult, budget: int) -> float | None:
     """Mean return over 20k, 30k, ... env steps up to the budget, interpolated between evaluations; None for a run that
     stopped before, or was evaluated too seldom to tell."""
-    gaps = np.diff(run.steps, prepend=0.0)
-    if run.evaluation_at(budget) is None or gaps[run.steps <= budget].max() > COARSEST:
+    gaps = np.diff(run.steps, prepend=0.0)[: np.searchsorted(run.steps, budget) + 1]  # the one over the budget, too
+    if run.evaluation_at(budget) is None or gaps.max() > COARSEST:
         return None
     points = np.arange(AREA_FROM, budget + 1, AREA_EVERY)
     return float(np.interp(points, run.steps, run.returns).mean())
