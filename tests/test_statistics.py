@@ -185,6 +185,8 @@ def test_difference_from_published_scores() -> None:
         assert found.low == pytest.approx(found.value - 1.96 * expected**0.5, abs=0.1 * expected**0.5)
         assert found.high == pytest.approx(found.value + 1.96 * expected**0.5, abs=0.1 * expected**0.5)
     assert statistics.difference_from_published([np.array([500.0])], [Published(480.0)]).low is None
+    two = statistics.difference_from_published([np.array([3.0, 5.0])], [Published(1.0)])
+    assert (two.low, two.high) == pytest.approx((3 - 2**0.5, 3 + 2**0.5))  # as far apart as new runs would be
 
 
 def test_published_atari_aggregates_come_out_of_the_papers_table() -> None:
