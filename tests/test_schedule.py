@@ -64,6 +64,8 @@ def test_updates_begin_after_the_seed_steps() -> None:
     assert [twenty.updates(agent_step) for agent_step in (0, 19, 20, 21)] == [0, 0, 3, 3]
     assert due(twenty.learning, 22) == [20, 21, 22]
     assert twenty.total_updates == 300 == sum(map(twenty.updates, range(twenty.agent_steps)))
+    half = schedule(agent=dataclasses.replace(agent, updates_per_step=0.5), steps=25)
+    assert [half.updates(agent_step) for agent_step in range(18, 25)] == [0, 0, 0, 1, 0, 1, 0]
     four = schedule("gym/Any-v0", repeat=1, num_envs=4, agent=dataclasses.replace(agent, seed_steps=21), steps=40)
     assert [four.updates(agent_step) for agent_step in (16, 20, 24, 28)] == [0, 0, 12, 12]
 
@@ -71,6 +73,8 @@ def test_updates_begin_after_the_seed_steps() -> None:
 def test_a_budget_of_less_than_one_agent_step_is_refused() -> None:
     with pytest.raises(UserError, match=r"^--steps 3 is less than one agent step \(4\): raise it\.$"):
         schedule(repeat=4, steps=3)
+    with pytest.raises(UserError, match=r"one agent step \(8\)"):
+        schedule("gym/Any-v0", repeat=2, num_envs=4, steps=7)
     assert schedule(repeat=4, steps=4).agent_steps == 1
     assert due(schedule(steps=3, log_every=1).log_due, 3) == [1, 2, 3]
 
