@@ -216,6 +216,13 @@ def test_all_transformations_are_drawn_independently() -> None:
     assert float(correlation.abs().max()) < 5 / n**0.5
 
 
+def test_transformations_are_of_images_of_the_given_size() -> None:
+    """The furthest cutouts end at its edges, which a square would not have told apart."""
+    for nu in regularize.draw(parse("cutout"), 500, 2, 3, SIZE, generator(0)):
+        ends = (nu[:, :2] + nu[:, 2:])[nu[:, 2] > 0]
+        assert tuple(ends.amax(0).tolist()) == SIZE
+
+
 def test_no_update_repeats_the_transformations_of_another() -> None:
     g = generator(0)
     first, second = (regularize.draw(parse("shift"), 50, 2, 2, SIZE, g) for _ in range(2))
