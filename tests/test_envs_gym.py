@@ -286,6 +286,7 @@ def test_an_info_is_told_at_the_end_alone(registered: Any, monkeypatch: pytest.M
 def test_a_video_of_what_cannot_be_drawn_is_refused(registered: Any) -> None:
     env = make(registered(), STATE, 1)
     env.reset(0)
+    assert not env.draws
     with pytest.raises(UserError, match=r"--eval.no-video"):
         env.render()
 

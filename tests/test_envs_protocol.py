@@ -105,6 +105,7 @@ def test_an_episode_follows_from_its_seed_and_actions(task: str, config: EnvConf
 def test_pictures_for_videos_do_not_touch_the_episode(task: str) -> None:
     watched, alone = make(task, SMALL, 1), make(task, SMALL, 1)
     watched.reset(1)
+    assert watched.draws is True
     picture = watched.render()
     assert picture.ndim == 3
     assert picture.shape[2] == 3
