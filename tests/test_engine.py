@@ -16,7 +16,7 @@ from drq.backend import Backend
 from drq.config import AgentConfig, DQNConfig, EngineConfig, SACConfig
 from drq.engine import EngineSettings, FastBackend, Learner, kernels
 from drq.engine.graphs import without_a_trace
-from drq.engine.kernels import runtime
+from drq.engine.kernels import encoder, runtime
 from drq.engine.staging import StagedStore
 from drq.envs.protocol import EnvSpec
 from drq.errors import UserError
@@ -24,6 +24,7 @@ from drq.replay import Batch, Choice, Replay, UniformSampler
 from emulation import Emulator
 
 CONTROL = EnvSpec("toy/control", (3, 32, 32), 3, "continuous", 2, 1, 20)
+LARGE_IMAGES = dataclasses.replace(CONTROL, frame_shape=(3, 84, 84))
 GAME = EnvSpec("toy/game", (1, 44, 44), 4, "discrete", 5, 1, 20)
 SAC_SETTINGS = SACConfig(batch_size=16, hidden_dim=64, seed_steps=20)
 DQN_SETTINGS = DQNConfig(batch_size=16, hidden_dim=64, seed_steps=20, n_step=3)
@@ -199,6 +200,22 @@ def test_targets_computed_beside_are_the_same() -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.gpu
+def test_a_busy_gpu_makes_the_same_updates() -> None:
+    """Other work moves the time at which each block runs, and nothing else."""
+    agent, engine = SACConfig(batch_size=128), EngineConfig(compile="off")
+    alone, beside = (make_learner(LARGE_IMAGES, agent, engine, "cuda") for _ in range(2))
+    stream, busy = torch.cuda.Stream(), torch.randn(2048, 2048, device="cuda")
+    expected = weights_after(alone, 40)
+    for _ in range(40):
+        with torch.cuda.stream(stream):
+            for _ in range(20):
+                torch.mm(busy, busy)
+        beside.update()
+    found = weights_after(beside, 0)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 EMULATED = EngineSettings(torch.device("cpu"), "float32", False, False, kernels=True, eval_process=False)
 
 
@@ -213,6 +230,50 @@ def emulate(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> list[str]:
     monkeypatch.setattr(kernels, "available", lambda: True)
     monkeypatch.setattr(runtime, "kernel", asking)
     return asked
+
+
+def gradients_of(learner: Learner) -> dict[str, torch.Tensor]:
+    """What an update has found for all that it trains."""
+    learner.update()
+    parameters = learner.agent.modules.named_parameters()
+    return {name: parameter.grad.double().cpu() for name, parameter in parameters if parameter.grad is not None}
+
+
+def assert_same_gradients(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], *, within: float) -> None:
+    """But for bfloat16. Weights say less after a few steps of Adam: without the encoder's gradient they are as near."""
+    assert found.keys() == expected.keys()
+    for name, exact in expected.items():
+        assert float((found[name] - exact).norm() / exact.norm()) < within, name
+
+
+def test_gradients_straight_from_frames(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all networks, from views that are never written out: one of the sixteen lost, or the wrong ones for the actor,
+    would show."""
+    spec = dataclasses.replace(CONTROL, frame_shape=(3, 20, 23))
+    agent = dataclasses.replace(SAC_SETTINGS, batch_size=8, encoder="d4pg")
+    expected = gradients_of(make_learner(spec, agent, PLAIN, "cpu"))
+    emulate(monkeypatch, emulator.kernel)
+    monkeypatch.setattr(encoder, "_on_the_current_gpu", lambda _: True)
+    monkeypatch.setattr(runtime, "shared_bytes_per_block", lambda: 227 * 1024)
+    monkeypatch.setattr(runtime, "compile_together", lambda _: None)
+    ours = make_learner(spec, agent, dataclasses.replace(EMULATED, precision="bf16"), "cpu")
+    assert ours.backend.fused
+    assert_same_gradients(gradients_of(ours), expected, within=0.1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("update", [0, 1])
+@pytest.mark.parametrize("batch_size", [128, 512])
+def test_gradients_of_a_batch_of_the_paper(batch_size: int, update: int) -> None:
+    """Captured: in an update that trains the actor, and in one that does not."""
+    agent = SACConfig(batch_size=batch_size)
+    found = []
+    for engine in (PLAIN, EngineConfig(compile="off")):
+        learner = make_learner(LARGE_IMAGES, agent, engine, "cuda")
+        learner.updates = update
+        found.append(gradients_of(learner))
+    assert learner.backend.fused
+    assert_same_gradients(*reversed(found), within=0.15)
 
 
 KERNELS = ["transitions", "store", "adam", "gradient_norm", "bias_relu", "stacked"]
@@ -434,7 +495,6 @@ def test_captured_updates_follow_the_schedule_of_returns(use_kernels: Any) -> No
 
 # Heads compute in float32: bfloat16 has steps of 1 near 200.
 
-LARGE_IMAGES = dataclasses.replace(CONTROL, frame_shape=(3, 84, 84))
 LARGE_NETWORKS = dataclasses.replace(SAC_SETTINGS, batch_size=256, hidden_dim=1024)
 
 

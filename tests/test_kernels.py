@@ -144,6 +144,30 @@ def test_features_and_gradients(device: str) -> None:
         assert relative_error(gradient, exact) < 2 * TOLERANCE  # a ReLU may open on one side of a rounding only
 
 
+def test_every_layer_of_a_batch_of_the_paper(device: str) -> None:
+    """Each from what the kernels made of the one before. On a GPU every block takes work some twenty times, and fetches
+    the next while it multiplies."""
+    images, height, width, depth = (2, 20, 23, 3) if device == "cpu" else (1024, 84, 84, 4)
+    frames, slots, shifts = observations(device, images, height, width)
+    weights, biases = network(device, depth=depth)
+    outputs = [output[0] for output in encoder._forward(frames, slots, shifts, [weights], [biases])]
+    views = reference.perturbed_views(frames, slots, shifts)
+    inputs = [views.float() / 255, *(nchw(output).float() for output in outputs)]
+    for layer, (x, output) in enumerate(zip(inputs, outputs, strict=False)):
+        weight, bias, stride = weights[layer].bfloat16().float(), biases[layer], 1 if layer else 2
+        assert_close(nchw(output), F.relu(F.conv2d(x, weight, bias, stride)))
+    gradient = torch.randn_like(outputs[-1])
+    for layer in reversed(range(1, depth)):
+        x, weight = outputs[layer - 1], weights[layer]
+        found = layers.conv_weight_gradient(gradient, x, weight)
+        assert_exact_sums(found, nchw(x), weight, gradient, stride=1)
+        expected = F.conv_transpose2d(nchw(gradient).float(), weight)
+        gradient = layers.conv_input_gradient(gradient, weight, x)
+        assert_close(nchw(gradient), torch.where(nchw(x) > 0, expected, 0))
+    found = layers.first_weight_gradient(gradient, frames, slots, shifts, weights[0])
+    assert_exact_sums(found, views.double() / 255, weights[0], gradient, stride=2)
+
+
 def test_two_networks_see_the_same_views(device: str) -> None:
     frames, slots, shifts = observations(device, 3, 20, 23)
     one, two = network(device, depth=2), network(device, depth=2)
