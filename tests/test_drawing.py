@@ -89,6 +89,28 @@ def test_a_stack_holds_what_the_host_would_have_drawn(kernel_device: str) -> Non
             check()
 
 
+@pytest.mark.gpu
+def test_a_busy_gpu_draws_over_nothing_that_is_still_read() -> None:
+    """What reads an observation comes to it late, while the host hands over the next scenes."""
+    drawn, undrawn = env_of("ray"), env_of("cuda")
+    assert undrawn.simulator.leave_undrawn()
+    host, device = FrameStack(drawn.spec), DrawnStack(undrawn.spec, torch.device("cuda"))
+    busy = torch.randn(4096, 4096, device="cuda")
+    read: list[tuple[torch.Tensor, np.ndarray]] = []
+    for seed in range(3):
+        host.reset(drawn.reset(seed))
+        device.reset(undrawn.reset(seed))
+        for number in range(20):
+            for _ in range(number % 3):  # so that some are waited for and some are not
+                torch.mm(busy, busy)
+            read.append((device.observation.clone(), host.observation.copy()))
+            action = np.array([1 - number % 2 * 2], np.float32)
+            host.push(drawn.step(action).frame)
+            device.push(undrawn.step(action).frame)
+    for found, expected in read:
+        np.testing.assert_array_equal(found.cpu(), expected)
+
+
 def test_what_opengl_draws_is_drawn_as_before() -> None:
     env = env_of("fast")
     assert not envs.leave_undrawn(env)
