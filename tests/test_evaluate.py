@@ -299,6 +299,33 @@ def test_a_stack_may_begin_with_zeros() -> None:
     assert np.array_equal(stack.newest, np.full(SPEC.frame_shape, 3))
 
 
+@pytest.mark.parametrize(
+    ("zero_stack", "seen"),
+    [(False, [[1, 1, 1], [1, 1, 2], [1, 2, 3], [2, 3, 4]]), (True, [[0, 0, 1], [0, 1, 2], [0, 0, 3], [0, 3, 4]])],
+)
+def test_a_lost_life_makes_a_new_stack_where_zeros_begin_one(zero_stack: bool, seen: list[list[int]]) -> None:
+    """As in training: an agent sees what it has learnt from. The game goes on."""
+
+    class Lives(Dice):
+        """Frames of 1, 2, ... A life is lost in the third."""
+
+        spec = replace(SPEC, frame_shape=(1, 1, 1), zero_stack=zero_stack)
+
+        def reset(self, seed: int) -> Frame:
+            self._number = 1
+            return np.ones((1, 1, 1), np.uint8)
+
+        def step(self, action: Action) -> Step:
+            self._number += 1
+            frame = np.full((1, 1, 1), self._number, np.uint8)
+            return Step(frame, 0.0, 0.0 if self._number == 3 else 1.0, self._number == 5, 1.0)
+
+    agent = Player()
+    (played,) = evaluate(1, agent=agent, make_group=lambda count: ThreadedGroup(Lives, count), episodes=1).episodes
+    assert [batch[0, :, 0, 0].tolist() for batch in agent.batches] == seen
+    assert played.score == 4.0
+
+
 def test_a_state_is_its_own_stack() -> None:
     stack = FrameStack(replace(SPEC, frame_shape=(2,), frame_stack=1))
     for state in np.array([[0.5, -2.0], [1.5, 3.0]], np.float32):

@@ -36,7 +36,7 @@ class EnvConfig:
     no_op_steps: bool = False
     """Atari: a game begins with 0 to 29 agent steps, not 0 to 30 frames, of no action, as in much published code."""
     zero_stack: bool = False
-    """Atari: a new stack has zeros, not its first frame again, and in training a lost life makes a new one.
+    """Atari: a new stack has zeros, not its first frame again, and a lost life makes a new one.
     Much published code does so."""
     max_episode_steps: int | None = None
     """Time limit of an episode in env steps. Unset: the task's own."""

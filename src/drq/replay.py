@@ -215,15 +215,11 @@ class Replay:
         own.oldest_frame[number] = newest - min(own.age, self.spec.frame_stack - 1)
         own.transitions_added += 1
         own.oldest = max(own.oldest, own.transitions_added - self.stream_capacity)
-        own.age = -1 if done else 0 if self.stacks_anew(discount) else own.age + 1
+        # No return goes on beyond a stack's first frame: as few wait for the next steps as when an episode begins.
+        own.age = -1 if done else 0 if self.spec.stacks_anew(discount) else own.age + 1
         slot = stream * self.stream_capacity + number
         self._write(stream, frame, slot, place, row)
         self.sampler.stored(self, slot)
-
-    def stacks_anew(self, discount: float) -> bool:
-        """Whether the frame after a step is the first of its stack: after a lost life, where zeros go before it. No
-        return goes on beyond it, so that as few wait for the next steps as at the beginning of an episode."""
-        return self.spec.zero_stack and discount == 0.0
 
     def _write(
         self,

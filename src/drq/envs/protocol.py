@@ -54,8 +54,8 @@ class EnvSpec:
     action_start: int = 0
     """The environment's own number of the discrete action 0."""
     zero_stack: bool = False
-    """Whether zeros stand for the frames that an observation lacks, in training after a lost life too. Otherwise an
-    episode's first frame does."""
+    """Whether zeros stand for the frames that an observation lacks, after a lost life too. Otherwise an episode's first
+    frame does."""
     sees: str = ""
     """Which pixels the agent sees, in words, where a task leaves that open."""
 
@@ -67,6 +67,10 @@ class EnvSpec:
     def observation_shape(self) -> tuple[int, ...]:
         """Shape of a stacked observation: frames concatenated along the first axis, oldest first."""
         return (self.frame_shape[0] * self.frame_stack, *self.frame_shape[1:])
+
+    def stacks_anew(self, discount: float) -> bool:
+        """Whether the frame after a step is the first of its stack: after a lost life, where zeros go before it."""
+        return self.zero_stack and discount == 0.0
 
 
 def spec_from_json(plain: Mapping[str, Any]) -> EnvSpec:

@@ -90,7 +90,7 @@ class Episodes:
 
     def _push(self, slot: int, step: Step) -> None:
         stack = self.stacks[slot]
-        (stack.reset if self._replay.stacks_anew(step.discount) else stack.push)(step.frame)
+        (stack.reset if self._replay.spec.stacks_anew(step.discount) else stack.push)(step.frame)
 
     def store(self) -> None:
         """Puts the newest transitions into the replay, if they are not there."""

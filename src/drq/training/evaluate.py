@@ -204,7 +204,7 @@ class Evaluator:
                         "with a time limit (--env.max-episode-steps), in a new folder."
                     )
                 episode.info = step.info or episode.info
-                stacks[slot].push(step.frame)
+                (stacks[slot].reset if spec.stacks_anew(step.discount) else stacks[slot].push)(step.frame)
                 record(slot)
             over = [slot for slot, step in steps.items() if step.done]
             for slot in over:
