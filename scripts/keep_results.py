@@ -38,8 +38,9 @@ def keep(run: Path, there: Path) -> None:
 
 
 def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """The suite kept before with the runs of another, which has the same settings."""
-    return {**before, "runs": before["runs"] + [run for run in now["runs"] if run not in before["runs"]]}
+    """The suite kept before with what another asks for, whose settings of the same names are the same."""
+    runs = before["runs"] + [run for run in now["runs"] if run not in before["runs"]]
+    return {**before, "settings": before["settings"] | now["settings"], "runs": runs}
 
 
 def main() -> None:
@@ -54,7 +55,9 @@ def main() -> None:
     suite, kept = json.loads((args.suite / "suite.json").read_text()), args.results / "suite.json"
     if kept.exists():
         before = json.loads(kept.read_text())
-        if any(before[each] != suite[each] for each in ("preset", "settings")):
+        common = before["settings"].keys() & suite["settings"].keys()
+        others = any(before["settings"][label] != suite["settings"][label] for label in common)
+        if others or before["preset"] != suite["preset"]:
             sys.exit(f"{args.results} holds runs of other settings than {args.suite}: name another folder for these.")
         suite = joined(before, suite)
     finished = [file.parent for file in sorted(args.suite.rglob("finished.json"))]

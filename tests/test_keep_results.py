@@ -54,9 +54,10 @@ def test_finished_runs_are_kept_without_what_is_large_or_local(tmp_path: Path) -
 
 
 def test_runs_kept_before_stay_in_the_suite(tmp_path: Path) -> None:
-    def suite(folder: str, *seeds: int, preset: str = "atari100k-eps") -> None:
-        runs = [{"task": "atari/pong", "label": "DrQ", "seed": seed, "steps": 100_000} for seed in seeds]
-        (tmp_path / folder / "suite.json").write_text(json.dumps({"preset": preset, "settings": {}, "runs": runs}))
+    def suite(folder: str, *seeds: int, preset: str = "atari100k-eps", label: str = "DrQ", k: int = 1) -> None:
+        runs = [{"task": "atari/pong", "label": label, "seed": seed, "steps": 100_000} for seed in seeds]
+        asked = {"preset": preset, "settings": {label: {"agent.k": k}}, "runs": runs}
+        (tmp_path / folder / "suite.json").write_text(json.dumps(asked))
 
     make_run(tmp_path / "first" / "atari-pong" / "drq" / "seed-1", finished=True)
     make_run(tmp_path / "second" / "atari-pong" / "drq" / "seed-2", finished=True)
@@ -67,8 +68,14 @@ def test_runs_kept_before_stay_in_the_suite(tmp_path: Path) -> None:
     asked = json.loads((tmp_path / "kept" / "suite.json").read_text())["runs"]
     assert [run["seed"] for run in asked] == [1, 4, 2]
     assert sorted(path.name for path in (tmp_path / "kept").rglob("seed-*")) == ["seed-1", "seed-2"]
-    suite("second", 3, preset="strong")
-    assert keep(tmp_path, "second", "kept").stderr.startswith("kept holds runs of other settings than second")
+    for other in ({"preset": "strong"}, {"k": 2}):
+        suite("second", 3, **other)  # type: ignore[arg-type]
+        assert keep(tmp_path, "second", "kept").stderr.startswith("kept holds runs of other settings than second")
+    suite("second", 3, label="two views", k=2)  # as `--settings` leaves those of a part
+    assert keep(tmp_path, "second", "kept").returncode == 0
+    kept = json.loads((tmp_path / "kept" / "suite.json").read_text())
+    assert kept["settings"] == {"DrQ": {"agent.k": 1}, "two views": {"agent.k": 2}}
+    assert [run["seed"] for run in kept["runs"]] == [1, 4, 2, 3]
 
 
 def test_a_short_curve_is_kept_whole(tmp_path: Path) -> None:
