@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from drq.config import EnvConfig
-from drq.envs import Action, Environment, EnvSpec, Frame, make
+from drq.envs import Action, Environment, EnvSpec, Frame, episode, make
+from drq.envs.episode import EnvStep
 from drq.envs.rendering import choose_backend, missing_libraries
 from drq.envs.toy import ToySimulator
 from drq.errors import UserError
@@ -124,6 +125,8 @@ def test_an_action_of_the_wrong_kind_is_refused() -> None:
         reach.step(np.array([np.nan, 0], np.float32))
     with pytest.raises(UserError, match="actions from 0 to 2, not 3"):
         catch.step(3)
+    with pytest.raises(UserError, match="actions from 0 to 2, not -1"):
+        catch.step(-1)
     with pytest.raises(UserError, match=r"actions from 0 to 2, not array\(\[1\]\)"):
         catch.step(np.array([1]))
 
@@ -154,11 +157,29 @@ def test_an_episode_ends_where_its_environment_is_closed() -> None:
         env.step(np.zeros(2, np.float32))
 
 
-def test_actions_beyond_the_range_are_clipped() -> None:
-    far, edge = make("toy/reach", STATE, 1), make("toy/reach", STATE, 1)
-    far.reset(0)
-    edge.reset(0)
-    assert np.array_equal(far.step(np.array([5, -5], np.float32)).frame, edge.step(np.array([1, -1], np.float32)).frame)
+def test_a_simulator_gets_float32_within_the_range_or_an_int(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(ToySimulator, "advance", lambda _, action: seen.append(action) or EnvStep(0.0, False, False))
+    for task, action in (("toy/reach", np.array([5, -0.5])), ("toy/catch", np.array(2))):
+        env = make(task, STATE, 1)
+        env.reset(0)
+        env.step(action)
+    assert (seen[0].dtype, seen[0].tolist()) == (np.float32, [1.0, -0.5])
+    assert (type(seen[1]), seen[1]) == (int, 2)
+
+
+def test_the_time_that_drawing_takes_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, now, frame = make("toy/reach", SMALL, 1), [100.0], ToySimulator.frame
+
+    def slow(simulator: ToySimulator) -> Frame:
+        now[0] += 0.5
+        return frame(simulator)
+
+    monkeypatch.setattr(ToySimulator, "frame", slow)
+    monkeypatch.setattr(episode.time, "perf_counter", lambda: now[0])
+    env.reset(0)
+    env.step(np.zeros(2, np.float32))
+    assert env.render_seconds == 1.0
 
 
 @pytest.mark.parametrize(

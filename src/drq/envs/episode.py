@@ -163,7 +163,7 @@ class SteppedEnvironment(Generic[S]):
                 "observations."
             )
         if not self.spec.pixels and not np.isfinite(frame).all():
-            place = int(np.flatnonzero(~np.isfinite(frame))[0])
+            place = np.flatnonzero(~np.isfinite(frame))[0]
             raise UserError(
                 f"{self.spec.task} gave the observation {frame[place]} at place {place} in env step {self._env_step} "
                 "of an episode: make it a finite number."
