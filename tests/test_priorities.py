@@ -170,9 +170,19 @@ def test_the_ends_of_the_sum_are_inside(bits: int) -> None:
 
 def test_a_transition_chosen_twice_keeps_the_larger_error() -> None:
     _, sampler = filled([1.0] * 4)
-    sampler.learnt(torch.tensor([2, 2, 0]), torch.tensor([4.0, 9.0, 0.25]))
-    assert (sampler.priorities / UNIT).tolist() == pytest.approx([0.5, 1.0, 3.0, 1.0], rel=1e-6)
+    errors = torch.tensor([4.0, 9.0, 2.0]).bfloat16()  # a root has more digits
+    sampler.learnt(torch.tensor([2, 2, 0]), errors)
+    assert (sampler.priorities / UNIT).tolist() == pytest.approx([2**0.5, 1.0, 3.0, 1.0], rel=1e-6)
     assert float(sampler.largest) / UNIT == pytest.approx(3.0, rel=1e-6)
+    sampler.learnt(torch.tensor([0, 1]), torch.tensor([1e8, 1e9]))  # large errors are still told apart
+    assert (sampler.priorities[:2] / UNIT).tolist() == pytest.approx([1e4, 10**4.5], rel=1e-6)
+
+
+def test_by_default_a_weight_is_one_over_the_root_of_a_priority() -> None:
+    replay, sampler = filled([1.0, 4.0])
+    choice = sampler.choose(replay, torch.zeros(2, dtype=torch.int64))
+    assert choice.weights is not None
+    assert (choice.slots.tolist(), choice.weights.tolist()) == ([0, 1], [1.0, 0.5])
 
 
 def test_errors_without_bounds_leave_a_sum() -> None:

@@ -69,7 +69,7 @@ class PrioritisedSampler:
         """The priorities of these errors."""
         priorities = (errors.float() + self.floor) ** self.exponent
         priorities = torch.where(priorities < LARGEST, priorities, LARGEST)  # false where it is not a number
-        return (priorities.double() * UNIT).long().clamp(min=1)
+        return (priorities * UNIT).long().clamp(min=1)
 
     def state(self) -> dict[str, Tensor]:
         return {"priorities": self.priorities, "largest": self.largest}
