@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import json
 import math
 from importlib import resources
 from pathlib import Path
@@ -187,6 +188,25 @@ def test_seeds_that_no_other_task_has_make_one_mean_alone(tmp_path: Path) -> Non
     assert (mean.of, mean.runs, mean.tasks) == ("all runs", 2, 2)
 
 
+def test_tables_name_what_they_compare_in_the_reports_order(tmp_path: Path) -> None:
+    for task, seeds in (("dmc/walker-walk", (8, 2, 1)), ("dmc/cheetah-run", (1, 8))):
+        for number, seed in enumerate(seeds):
+            fake_run(tmp_path, task, seed, label="DrQ", folder=f"{number}-{task[4:]}")  # found in this order
+    fake_run(tmp_path, "dmc/walker-walk", label="Another")
+    fake_run(tmp_path, "atari/pong", preset="atari100k", every=50_000, env={"frame_stack": 4}, capacity=None)
+    tables = standing_tables(runs_of(tmp_path))
+    assert [table.title for table in tables] == [
+        "DrQ among published runs of DrQ: PlaNet tasks, area, 100k env steps",
+        "DrQ among published runs of DrQ: PlaNet tasks, return at the budget, 100k env steps",
+        "Eff. DQN+DrQ among published runs of DrQ: Atari 100k, 100k agent steps",
+        "Another among published runs of DrQ: PlaNet tasks, area, 100k env steps",
+        "Another among published runs of DrQ: PlaNet tasks, return at the budget, 100k env steps",
+    ]
+    seeds = [(task, [each.run.seed for each in runs]) for task, runs in tables[0].rows.items()]
+    assert seeds == [("dmc/cheetah-run", [1, 8]), ("dmc/walker-walk", [1, 2, 8])]
+    assert tables[0].means()[1].of == "seed 1, 8, which every task has"
+
+
 # Which runs are compared.
 
 
@@ -196,6 +216,10 @@ def test_other_settings_than_the_published_ones_are_not_compared(tmp_path: Path)
     fake_run(tmp_path / "c", env={"action_repeat": 4})
     fake_run(tmp_path / "d", "toy/reach")
     fake_run(tmp_path / "e", reached=60_000, status="unfinished")
+    begun = fake_run(tmp_path / "g") / "config.json"
+    record = json.loads(begun.read_text())
+    record["config"]["init_from"] = "runs/other"
+    begun.write_text(json.dumps(record))
     theirs = write_table(tmp_path / "t.csv", [("walker_walk", 1, 100_000, 5, "Theirs")])
     assert standing_tables(runs_of(tmp_path, theirs)) == []
     fake_run(tmp_path / "f", seed=2, env={"render": "paper"})  # how it is drawn does not count
@@ -226,9 +250,15 @@ def test_an_area_is_interpolated_and_needs_evaluations(tmp_path: Path) -> None:
     assert area(run, 100_000) == pytest.approx(sum(range(200, 1_001, 100)) / 9)  # a straight line stays one
     (seldom,) = runs_of(write_table(tmp_path / "y.csv", [("walker_walk", 1, at, 1, "x") for at in (50_000, 100_000)]))
     assert area(seldom, 100_000) is None
-    # More than 20k env steps without are too many, also where the budget lies between.
-    for last, told in (((80_000, 100_000), True), ((79_000, 100_000), False), ((80_000, 101_000), False)):
-        steps = (20_000, 40_000, 60_000, *last)
+    # More than 20k env steps without are too many: at the beginning, between, and around the budget, but not after it.
+    for first, last_but_one, rest, told in (
+        (20_000, 80_000, (100_000,), True),
+        (20_001, 80_000, (100_000,), False),
+        (20_000, 79_999, (100_000,), False),
+        (20_000, 80_000, (100_001,), False),
+        (20_000, 80_000, (100_000, 200_000), True),
+    ):
+        steps = (first, 40_000, 60_000, last_but_one, *rest)
         (other,) = runs_of(write_table(tmp_path / "z.csv", [("walker_walk", 1, at, 1, "x") for at in steps]))
         assert (area(other, 100_000) is not None) is told
     assert area(run, 500_000) is None

@@ -145,7 +145,7 @@ def standing_tables(runs: Sequence[RunResult]) -> list[StandingTable]:
     for (benchmark, system), members in sorted(groups.items(), key=lambda group: systems.index(group[0][1])):
         members.sort(key=lambda run: (tasks.index(run.task), run.seed))
         for budget in benchmark.budgets:
-            for measure in ("area", "return") if benchmark.key != "atari" else ("return",):
+            for measure in ("area", "return"):
                 rows: dict[str, list[Standing]] = defaultdict(list)
                 for run in members:
                     reference = _references().get((run.config["preset"], run.task, budget, measure))
@@ -179,7 +179,7 @@ def _has_published_settings(run: RunResult) -> bool:
     """
     try:
         config = resolved(config_from_json(run.config))
-        published = resolved(preset_values(config.preset, config.task))
+        published = preset_values(config.preset, config.task)
     except UserError:  # somebody's CSV, or a preset or an agent that is not ours
         return False
     agent, env = config.agent, dataclasses.replace(config.env, render=published.env.render)
