@@ -19,10 +19,10 @@ ROWS = 50
 
 
 def thinned(lines: list[str], rows: int) -> list[str]:
-    """The heading and at most so many of the rows below, evenly spaced, the last one among them."""
-    heading, *body = lines
+    """The heading and at most so many of the rows below, evenly spaced, the last one among them; nothing of nothing."""
+    heading, body = lines[:1], lines[1:]
     every = -(-len(body) // rows) or 1
-    return [heading, *body[::-1][::every][::-1]]
+    return heading + body[::-1][::every][::-1]
 
 
 def keep(run: Path, there: Path) -> None:
@@ -60,7 +60,7 @@ def main() -> None:
         if others or before["preset"] != suite["preset"]:
             sys.exit(f"{args.results} holds runs of other settings than {args.suite}: name another folder for these.")
         suite = joined(before, suite)
-    finished = [file.parent for file in sorted(args.suite.rglob("finished.json"))]
+    finished = [file.parent for file in args.suite.rglob("finished.json")]
     for run in finished:
         keep(run, args.results / run.relative_to(args.suite))
     kept.write_text(json.dumps(suite, indent=2) + "\n")

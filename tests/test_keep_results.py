@@ -63,8 +63,8 @@ def test_runs_kept_before_stay_in_the_suite(tmp_path: Path) -> None:
     make_run(tmp_path / "second" / "atari-pong" / "drq" / "seed-2", finished=True)
     suite("first", 1, 4)
     suite("second", 1, 2)
-    keep(tmp_path, "first", "kept")
-    keep(tmp_path, "second", "kept")
+    for folder in ("first", "first", "second"):
+        assert keep(tmp_path, folder, "kept").stderr == ""
     asked = json.loads((tmp_path / "kept" / "suite.json").read_text())["runs"]
     assert [run["seed"] for run in asked] == [1, 4, 2]
     assert sorted(path.name for path in (tmp_path / "kept").rglob("seed-*")) == ["seed-1", "seed-2"]
@@ -78,9 +78,12 @@ def test_runs_kept_before_stay_in_the_suite(tmp_path: Path) -> None:
     assert [run["seed"] for run in kept["runs"]] == [1, 4, 2, 3]
 
 
-def test_a_short_curve_is_kept_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [None, 0, 3])
+def test_a_short_curve_is_kept_whole(rows: int | None, tmp_path: Path) -> None:
     run = tmp_path / "eps" / "toy-reach" / "drq" / "seed-1"
-    make_run(run, finished=True, rows=3)
+    make_run(run, finished=True, rows=rows or 0)
+    if rows is None:
+        (run / "train.csv").write_text("")  # as a run shorter than --log-every leaves it
     (tmp_path / "eps" / "suite.json").write_text("{}")
     keep(tmp_path, "eps", "kept")
     assert (tmp_path / "kept/toy-reach/drq/seed-1/train.csv").read_text() == (run / "train.csv").read_text()
@@ -88,7 +91,7 @@ def test_a_short_curve_is_kept_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("suite", "results", "said"),
-    [("nothing", "results", "nothing holds no suite"), (".", "/elsewhere", "/elsewhere is a path of this machine")],
+    [(".", "results", ". holds no suite"), (".", "/elsewhere", "/elsewhere is a path of this machine")],
 )
 def test_mistakes_are_said(tmp_path: Path, suite: str, results: str, said: str) -> None:
     done = keep(tmp_path, suite, results)
