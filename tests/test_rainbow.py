@@ -95,8 +95,7 @@ def test_features_are_rescaled_image_by_image() -> None:
 
 def test_state_vectors_keep_their_scale() -> None:
     spec = replace(SPEC, frame_shape=(7,), frame_stack=1)
-    agent = make_agent(spec, RainbowConfig(**SMALL), Backend(), 0)
-    assert isinstance(agent, Rainbow)
+    agent = Rainbow(spec, RainbowConfig(**SMALL))
     states = torch.randn(N, 7)
     torch.testing.assert_close(agent.online(2 * states), 2 * agent.online(states))  # biases start at zero
 
@@ -205,7 +204,7 @@ class Oracle:
 CASES: list[dict[str, Any]] = [
     {},
     {"k": 2, "m": 3},
-    {"double": False, "tau": 1.0},
+    {"double": False, "tau": 1.0, "atoms": 2},
     {"dueling": False, "weight_decay": 0.0, "rescale_features": False},
     {"atoms": 1, "k": 2, "m": 2},
 ]
@@ -378,6 +377,15 @@ def test_what_a_reset_touches_and_what_it_leaves() -> None:
         assert torch.equal(value, again.state()[name]), name
     learner.update()
     assert all(bool(parameter.isfinite().all()) for parameter in agent.modules.parameters())
+
+
+def test_no_two_resets_begin_anew_alike() -> None:
+    heads: list[Tensor] = []
+    for seed in (7, 8):
+        agent = make(seed_steps=20, reset_every=21, last_reset=21)
+        agent.before_update(2, seed)
+        heads += [network.head["hidden"].weight for network in (agent.online, agent.target)]
+    assert all(not torch.equal(one, other) for at, one in enumerate(heads) for other in heads[:at])
 
 
 def test_each_part_can_be_switched_off_by_itself() -> None:
