@@ -204,7 +204,9 @@ def test_narrowing_keeps_the_rest() -> None:
     suite = SUITES["km"].narrowed(seeds=2, steps=1000)
     assert (suite.seeds, suite.steps, suite.tasks) == ((1, 2), 1000, SUITES["km"].tasks)
     assert {run.steps for run in suite.runs()} == {1000}
-    assert SUITES["km"].narrowed(seeds="4-7").seeds == (4, 5, 6, 7)
+    seeds = SUITES["km"].narrowed(seeds="4-7")
+    assert (seeds.seeds, seeds.steps) == ((4, 5, 6, 7), SUITES["km"].steps)
+    assert SUITES["km"].narrowed(steps=1).steps == 1
     assert SUITES["km"].narrowed(seeds="0-0").seeds == (0,)
 
 
@@ -228,7 +230,7 @@ def test_settings_are_found_by_their_labels_and_their_folders() -> None:
         (lambda: SUITES["planet"].narrowed(seeds="1,2"), "which, as in --seeds 4-7."),
         (lambda: SUITES["planet"].narrowed(seeds="1-10001"), "--seeds is 1-10001: say how many, 1 to 10,000"),
         (lambda: SUITES["versions"].narrowed(settings=["k2m2"]), "no setting 'k2m2'. Did you mean 'k2-m2'"),
-        (lambda: SUITES["planet"].narrowed(steps=-5), "--steps is -5: set it to 1 or more"),
+        (lambda: SUITES["planet"].narrowed(steps=0), "--steps is 0: set it to 1 or more"),
         (lambda: find_suite("nowhere.toml"), "nowhere.toml cannot be read"),
     ],
 )
@@ -297,6 +299,13 @@ def test_an_environment_that_takes_arguments(arguments: str, tmp_path: Path, mon
     assert config.env.kwargs == '{"track": {"length": 3}}'
 
 
+def test_runs_import_what_their_suite_imports(tmp_path: Path) -> None:
+    path = tmp_path / "my_suite.toml"
+    path.write_text('imports = ["json"]\n' + GOOD)
+    suite = read_suite(path, ["json"])
+    assert {suite.config(run, tmp_path).imports for run in suite.runs()} == {("json",)}
+
+
 def test_what_a_file_leaves_out(tmp_path: Path) -> None:
     suite = read(tmp_path, 'tasks = ["toy/catch"]\n[[settings]]\nlabel = "plain"\n')
     assert (suite.name, suite.preset, suite.seeds, suite.steps) == ("my_suite", "toy", (1,), 3_500)
@@ -318,6 +327,7 @@ def changed(old: str, new: str) -> str:
         (changed('"agent.k" = 1', '"agent.k" = true'), "'agent.k' is True: give it a whole number"),
         (changed('"agent.k" = 1', '"agent.encoder" = "resnet"'), "There is no encoder 'resnet'. Choose from sac-ae"),
         (changed('"agent.k" = 1', '"agent.augmentation" = "shfit"'), "Did you mean 'shift'"),
+        (changed('"agent.k" = 1', '"agent.k" = 0'), "--agent.k is 0"),
         (changed('"agent.k" = 1', '"seed" = 1'), "say it with `seeds`"),
         (changed("1e-4\nenv", '"fast"\nenv'), "is 'fast': give it a number."),
         (changed("walker-walk", "waker-walk"), "Did you mean 'dmc/walker-walk'"),
