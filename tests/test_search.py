@@ -64,14 +64,23 @@ def test_samples_are_the_same_every_time_and_more_are_added(tmp_path: Path) -> N
     assert sum(float(str(rate)) < 1e-3 for rate in rates) in range(10, 31)  # half of a logarithmic range
     assert set(views) == {1, 2, 3, 4}
     assert set(augmentations) == {"shift", "none"}
+    assert values(read(tmp_path, SPACE.format(search="samples = 5\nseed = 1"))) == few
     assert values(read(tmp_path, SPACE.format(search="samples = 5\nseed = 2"))) != few
     without = SPACE.replace("agent.augmentation", "#")
     assert [each[:2] for each in few] == values(read(tmp_path, without.format(search="samples = 5")))
 
 
+def test_a_range_without_log_is_even_and_may_begin_at_zero(tmp_path: Path) -> None:
+    text = SPACE.replace("agent.k = {{ low = 1, high = 4 }}", "agent.intensity_scale = {{ low = 0, high = 0.5 }}")
+    scales = [each[1] for each in values(read(tmp_path, text.format(search="samples = 40")))]
+    assert all(0 <= float(str(scale)) <= 0.5 for scale in scales)
+    assert sum(float(str(scale)) < 0.25 for scale in scales) in range(10, 31)
+
+
 def test_a_grid_is_every_combination(tmp_path: Path) -> None:
     suite = read(tmp_path, GRID.format(search=""))
     assert values(suite) == [(1e-3, 1), (1e-3, 2), (1e-4, 1), (1e-4, 2)]
+    assert suite.search == Search(("agent.learning_rate", "agent.k"), first=None, keep=3)
     assert [setting.label for setting in suite.settings][1] == "learning_rate 0.001, k 2"
     assert len(suite.runs()) == 8
 
@@ -85,12 +94,14 @@ def test_the_papers_suites_search_nothing() -> None:
     [
         (SPACE.format(search=""), "'agent.learning_rate' is a range, which has no end of values: say samples = 20"),
         (SPACE.format(search="samples = 0"), "`samples` in [search] is 0: give it a whole number from 1 up"),
+        (SPACE.format(search="samples = 2.5"), "`samples` in [search] is 2.5: give it a whole number from 1 up"),
         (SPACE.format(search="samples = 5\nkeep = 1"), "`keep` in [search] is 1"),
         (SPACE.format(search="sampels = 5"), "There is no key 'sampels' in [search]. Did you mean 'samples'"),
         (SPACE.format(search="samples = 100_000"), "has 100,000 settings: make it 10,000 or less"),
         (SPACE.format(search="samples = 5").replace("low = 1e-4", "low = 1"), "give it low < high"),
         (SPACE.format(search="samples = 5").replace("low = 1e-4", "low = 0"), "with log both above 0"),
         (SPACE.format(search="samples = 5").replace("low = 1e-4", "low = nan"), "give it low < high"),
+        (SPACE.format(search="samples = 5").replace("low = 1e-4", 'low = "a"'), "give it low < high"),
         (SPACE.format(search="samples = 5").replace('"shift", "none"', "2026-01-01"), "is datetime.date(2026, 1, 1)"),
         (SPACE.format(search="samples = 5").replace('"none"', '"my_module:Darken"'), "asks to run code of the module"),
         (GRID.format(search="").replace("learning_rate", "learing_rate"), "There is no setting 'agent.learing_rate'"),
@@ -98,6 +109,7 @@ def test_the_papers_suites_search_nothing() -> None:
         (GRID.format(search="") + '[[settings]]\nlabel = "x"\n', "leave out [[settings]]"),
         (GRID.format(search="") + "[common]\nagent.k = 1\n", "'agent.k' is in [common] and in [search.space]"),
         ('tasks = ["toy/reach"]\n[search]\nsamples = 3\n', "[search.space] is missing or empty"),
+        ('tasks = ["toy/reach"]\n[search]\n[search.space]\n', "[search.space] is missing or empty"),
     ],
 )
 def test_mistakes_are_said(tmp_path: Path, text: str, said: str) -> None:
@@ -108,7 +120,7 @@ def test_mistakes_are_said(tmp_path: Path, text: str, said: str) -> None:
 
 def test_rungs_grow_up_to_the_budget() -> None:
     assert Search((), first=100, keep=3).rungs(900) == [100, 300, 900]
-    assert Search((), first=100, keep=3).rungs(1000) == [100, 300, 900, 1000]
+    assert Search((), first=100).rungs(1000) == [100, 300, 900, 1000]
     assert Search((), first=100).rungs(80) == [80]
     assert Search(()).rungs(900) == [900]
 
