@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from drq.report import statistics, tables
-from drq.report.benchmarks import benchmark_of, benchmarks, canonical_task, read_published, task_title
+from drq.report.benchmarks import SAC_STATE, benchmark_of, benchmarks, canonical_task, read_published, task_title
 from drq.report.results import RunResult, missing_runs, read_results
 from report_runs import evaluations, fake_run, write_table
 
@@ -38,6 +38,12 @@ def test_tasks_have_one_name_however_they_are_spelt() -> None:
     ]  # fmt: skip
 
 
+def test_a_task_of_both_benchmarks_belongs_to_the_one_whose_preset_it_has() -> None:
+    both = {preset: benchmark_of("dmc/walker-walk", preset).key for preset in ("", "planet", "dreamer", "ablation")}
+    assert both == {"": "planet", "planet": "planet", "dreamer": "dreamer", "ablation": "planet"}
+    assert benchmark_of("dmc/quadruped-walk", "dreamer").key == "control"
+
+
 def test_the_papers_table_is_the_published_curves_at_the_budget() -> None:
     # each distinct seed once, as in the paper, which cut digits instead of rounding them
     planet = benchmarks()["planet"]
@@ -49,6 +55,26 @@ def test_the_papers_table_is_the_published_curves_at_the_budget() -> None:
     assert len(planet.tasks) == 6
     assert len(benchmarks()["dreamer"].tasks) == 15
     assert len(benchmarks()["atari"].tasks) == 26
+
+
+def test_every_benchmark_has_its_budgets_tasks_and_curves_once() -> None:
+    known = benchmarks()
+    for key, budgets in (("planet", (100_000, 500_000)), ("dreamer", (100_000, 500_000, 1_000_000))):
+        assert known[key].budgets == budgets
+        assert set(known[key].curves) == set(known[key].tasks)
+    assert known["atari"].budgets == (100_000,)
+    for benchmark in known.values():
+        assert len(set(benchmark.tasks)) == len(benchmark.tasks)
+
+
+def test_sac_from_state_is_there_as_its_authors_published_it() -> None:
+    table = benchmarks()["planet"].table
+    scores = {task: row[SAC_STATE] for (task, budget), row in table.items() if budget == 100_000}
+    assert {task: round(score.mean) for task, score in scores.items()} == {
+        "dmc/finger-spin": 790, "dmc/cartpole-swingup": 829, "dmc/reacher-easy": 801, "dmc/cheetah-run": 214,
+        "dmc/walker-walk": 847, "dmc/ball_in_cup-catch": 970,
+    }  # fmt: skip
+    assert [task for task, score in scores.items() if score.std is None] == ["dmc/cartpole-swingup"]  # of one seed
 
 
 def test_runs_of_rainbow_stand_beside_every_published_system(tmp_path: Path) -> None:
