@@ -89,6 +89,13 @@ def test_any_size_and_number_of_channels(name: str, shape: tuple[int, int, int])
     assert (features > 0).any()
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_width_multiplies_the_channels_of_every_layer(name: str) -> None:
+    layers = [part for part in PixelEncoder(name, (3, 64, 64), PLAIN, width=2).modules() if isinstance(part, nn.Conv2d)]
+    wide = [2 * channels for channels, _, _ in LAYERS[name]]
+    assert [(layer.in_channels, layer.out_channels) for layer in layers] == list(zip([3, *wide], wide, strict=False))
+
+
 def test_the_papers_encoder_layer_by_layer() -> None:
     encoder = PixelEncoder("sac-ae", (9, 84, 84), PLAIN)
     weights = list(encoder.parameters())
