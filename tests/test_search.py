@@ -83,6 +83,8 @@ def test_a_grid_is_every_combination(tmp_path: Path) -> None:
     assert suite.search == Search(("agent.learning_rate", "agent.k"), first=None, keep=3)
     assert [setting.label for setting in suite.settings][1] == "learning_rate 0.001, k 2"
     assert len(suite.runs()) == 8
+    with_common = read(tmp_path, GRID.format(search="") + "[common]\nagent.m = 1\n")
+    assert [setting.overrides["agent.m"] for setting in with_common.settings] == [1, 1, 1, 1]
 
 
 def test_the_papers_suites_search_nothing() -> None:
@@ -107,7 +109,10 @@ def test_the_papers_suites_search_nothing() -> None:
         (GRID.format(search="").replace("learning_rate", "learing_rate"), "There is no setting 'agent.learing_rate'"),
         (GRID.format(search="").replace("[1, 2]", "3"), "'agent.k' in [search.space] is 3: give it a list or a range"),
         (GRID.format(search="") + '[[settings]]\nlabel = "x"\n', "leave out [[settings]]"),
-        (GRID.format(search="") + "[common]\nagent.k = 1\n", "'agent.k' is in [common] and in [search.space]"),
+        (
+            GRID.format(search="") + "[common]\nagent.learning-rate = 1\n",
+            "'agent.learning_rate' is in [common] and in [",
+        ),
         ('tasks = ["toy/reach"]\n[search]\nsamples = 3\n', "[search.space] is missing or empty"),
         ('tasks = ["toy/reach"]\n[search]\n[search.space]\n', "[search.space] is missing or empty"),
     ],

@@ -62,6 +62,7 @@ def test_size(name: str) -> None:
 
 def test_nothing_is_missing() -> None:
     assert set(SUITES) == set(PAPER)
+    assert [find_suite(name) for name in PAPER] == list(SUITES.values())
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -299,6 +300,10 @@ def test_an_environment_that_takes_arguments(arguments: str, tmp_path: Path, mon
     assert config.env.kwargs == '{"track": {"length": 3}}'
 
 
+def test_a_seed_may_be_zero(tmp_path: Path) -> None:
+    assert read(tmp_path, changed("[3, 5]", "[0, 5]")).seeds == (0, 5)
+
+
 def test_runs_import_what_their_suite_imports(tmp_path: Path) -> None:
     path = tmp_path / "my_suite.toml"
     path.write_text('imports = ["json"]\n' + GOOD)
@@ -334,17 +339,22 @@ def changed(old: str, new: str) -> str:
         (changed("dmc/cheetah-run", "walker_walk"), "The task 'dmc/walker-walk' is there twice"),
         (changed('"dmc/cheetah-run"', "7"), "`tasks` is ['walker-walk', 7]: give it a list of texts"),
         (changed('tasks = ["walker-walk", "dmc/cheetah-run"]', ""), "`tasks` is missing"),
+        (changed('tasks = ["walker-walk", "dmc/cheetah-run"]', ""), 'such as tasks = ["walker-walk", "cheetah-run"].'),
+        (f"imports = 3\n{GOOD}", '`imports` is 3: give it a list of texts, such as imports = ["my_module"]'),
         (changed("pad 8, lr 1e-4", "K=1 M=1"), "The label 'K=1 M=1' is there twice"),
         (changed("pad 8, lr 1e-4", "k1 / m1"), "give the same folder (k1-m1)"),
         (changed('label = "K=1 M=1"', ""), "Setting 1 has no label"),
+        (changed('label = "K=1 M=1"', 'label = "?"'), "Setting 1 has no label"),
         (changed("[3, 5]", "0"), "`seeds` is 0"),
         (changed("[3, 5]", "[3, 3]"), "The seed 3 is there twice"),
+        (changed("[3, 5]", "[3, -1]"), "`seeds` is [3, -1]"),
         (changed("20_000", '"many"'), "`steps` is 'many': give it a whole number above 0"),
         (changed('"ablation"', '"ablatoin"'), "Did you mean 'ablation'"),
         (changed('"mine"', "5"), "`name` is 5: give it a text"),
         (changed('"mine"', '"?"'), "no letter or digit"),
         (changed("seeds = [3, 5]", "seeds = "), "is not valid TOML"),
         (GOOD[: GOOD.index("[[settings]]")], "`settings` is missing"),
+        (f"settings = [1]\n{GOOD[: GOOD.index('[[settings]]')]}", "`settings` is missing or no list of tables"),
         (GOOD.replace("[common]", "[[common]]"), "`common` is no table"),
         (f'imports = ["no_such_module_here"]\n{GOOD}', "There is no module 'no_such_module_here'"),
     ],

@@ -103,7 +103,7 @@ def _search(table: dict[str, Any]) -> tuple[Search, tuple[Setting, ...]]:
     if "settings" in table or not isinstance(table["search"], dict):
         raise UserError("[search] makes the settings of a suite: leave out [[settings]], and write [search.space].")
     search, values = read_search(table["search"])
-    if said_twice := sorted(_common(table).keys() & set(search.names)):
+    if said_twice := sorted(_common(table).keys() & search.names):
         raise UserError(f"{said_twice[0]!r} is in [common] and in [search.space]: leave it out of one.")
     return search, _told_apart([Setting(label_of(each), _common(table) | each) for each in values])
 
