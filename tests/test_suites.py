@@ -57,6 +57,7 @@ def test_size(name: str) -> None:
     suite = SUITES[name]
     assert (len(suite.tasks), len(suite.settings), len(suite.seeds), suite.steps) == PAPER[name]
     tasks, settings, seeds, _ = PAPER[name]
+    assert suite.seeds == tuple(range(1, seeds + 1))
     assert len(set(suite.runs())) == tasks * settings * seeds
 
 
@@ -116,6 +117,9 @@ def test_views_are_as_labelled() -> None:
             agent = sac(config)
             if label != "SAC":
                 assert (label, agent.augmentation) == (f"K={agent.k} M={agent.m}", "shift")
+    versions, grid = ([(sac(each).k, sac(each).m) for each in configs(name).values()] for name in ("versions", "km"))
+    assert versions == [(1, 1), (1, 1), (2, 1), (2, 2)]
+    assert sorted(grid) == [(k, m) for k in (1, 2, 4) for m in (1, 2, 4)]
     plain = sac(configs("versions")["SAC"])
     assert (plain.augmentation, plain.k, plain.m) == ("none", 1, 1)
 
