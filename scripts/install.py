@@ -105,7 +105,10 @@ def main(extras: set[str]) -> None:
         return
     begun = time.monotonic()
     print("Installing DrQ and what it needs into .venv (once, some minutes) ...", end="", flush=True)
-    install(extras | (present or set()))
+    try:
+        install(extras | (present or set()))
+    except KeyboardInterrupt:
+        sys.exit(" stopped: the same command again installs what is missing.")
     print(f" done in {time.monotonic() - begun:.0f} s.", flush=True)
 
 

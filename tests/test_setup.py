@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -332,6 +333,16 @@ def test_a_failed_installation_is_one_sentence_and_is_tried_again(
     assert sentence in message
     assert "repeat the command" in message
     assert len(message.strip().splitlines()) == 1
+    assert installs(installer, monkeypatch) != []
+
+
+def test_ctrl_c_while_it_installs_is_one_sentence(installer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as context:
+        context.setattr(installer.subprocess, "run", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+        context.setattr(installer, "venv_is_ours", lambda: True)
+        with pytest.raises(BaseException, match="stopped: the same command again") as stopped:
+            installer.main(set())
+    assert stopped.type is SystemExit
     assert installs(installer, monkeypatch) != []
 
 
