@@ -304,6 +304,7 @@ def test_a_graph_that_acts_otherwise_is_not_kept(lamp: Path, tmp_path: Path, mon
         (("--out", "x.pt2", "--format", "pt2", "--frame", "9x9x9x9"), "does not fit a policy of 3 channels"),
         (("--out", "x.pt2", "--format", "pt2", "--frame", "9999999999x1x3"), "--frame 9999999999x1x3 is too large"),
         (("--out", "."), "is a folder"),
+        (("--out", "x.pt"), "x.pt ends in none of .drq, .onnx, .pt2: name it so"),
     ],
 )
 def test_mistakes(

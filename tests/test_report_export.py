@@ -13,6 +13,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
+from drq.errors import UserError
 from drq.report import page, report
 from drq.report.export import _decimal
 from report_runs import evaluations, fake_run, write_table
@@ -43,6 +44,17 @@ def test_csv_has_every_score_once(tmp_path: Path, runs: dict[str, list[Path]]) -
         assert float(row["high"]) == pytest.approx(float(row["mean"]) + float(row["std"]))
     (paper,) = [row for row in rows if row["task"] == "dmc/walker-walk" and row["system"] == "DrQ (paper)"]
     assert (float(paper["mean"]), float(paper["std"]), paper["source"]) == (612, 164, "published")
+
+
+def test_the_name_says_which_format(tmp_path: Path, runs: dict[str, list[Path]]) -> None:
+    for name in ("named.md", "named.HTML", "named"):
+        report([tmp_path / "runs"], tmp_path / name)
+    report([tmp_path / "runs"], tmp_path / "given", format="md")
+    assert (tmp_path / "named.md").read_text() == (tmp_path / "given").read_text()
+    assert (tmp_path / "named").read_text() == (tmp_path / "named.HTML").read_text()
+    assert (tmp_path / "named").read_text().startswith("<!doctype html>")
+    with pytest.raises(UserError, match=r"r\.pdf ends in none of \.html, \.csv, \.md, \.tex, \.png: name it so"):
+        report([tmp_path / "runs"], tmp_path / "r.pdf")
 
 
 def test_markdown_tables(tmp_path: Path, runs: dict[str, list[Path]]) -> None:

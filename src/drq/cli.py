@@ -238,8 +238,8 @@ class ReportArguments:
     """Run folders, folders of them, or CSVs with columns task, seed, env_step, return, system."""
     out: Path | None = None
     """Where to write. Unset: report.<format> in the current folder."""
-    format: Literal["html", "csv", "md", "tex", "png"] = "html"
-    """A self-contained page, a table (csv, md, tex), or a figure (png)."""
+    format: Literal["html", "csv", "md", "tex", "png"] | None = None
+    """A self-contained page, a table (csv, md, tex), or a figure (png). Unset: as the file's name ends, or a page."""
 
 
 def watch_command(args: list[str]) -> None:
@@ -255,7 +255,7 @@ def report_command(args: list[str]) -> None:
     options = tyro.cli(ReportArguments, prog="drq report", args=args)
     if not options.runs:
         raise UserError("Name at least one folder, such as: drq report runs --out report.html")
-    out = options.out or Path(f"report.{options.format}")
+    out = options.out or Path(f"report.{options.format or 'html'}")
     for warning in report([local_copy(runs) for runs in options.runs], out, format=options.format):
         print(f"drq: {warning}", file=sys.stderr)
     print(out)

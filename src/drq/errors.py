@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, requires
@@ -48,6 +48,14 @@ def did_you_mean(
     by_key = {key(each): repr(each) for each in known}
     near = [by_key[match] for match in get_close_matches(key(name), by_key, n=most)]
     return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+def format_of(out: Path, formats: Sequence[str]) -> str:
+    """Which of the formats a file's name asks for; the first where it has no ending."""
+    ending = out.suffix.lower().removeprefix(".")
+    if ending and ending not in formats:
+        raise UserError(f"{out} ends in none of .{', .'.join(formats)}: name it so, or say which it is (--format).")
+    return ending or formats[0]
 
 
 def what_failed(error: BaseException) -> str:

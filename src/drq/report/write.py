@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, get_args
 
-from drq.errors import UserError
+from drq.errors import UserError, format_of
 from drq.report.export import WRITERS
 from drq.report.page import write_page
 from drq.report.results import CSV_COLUMNS, missing_runs, read_results
@@ -17,16 +17,17 @@ from drq.training.folder import unfinished_name
 Format = Literal["html", "csv", "md", "tex", "png"]
 
 
-def report(dirs: Sequence[Path], out: Path, *, format: Format = "html") -> list[str]:
-    """Writes the report on all runs under `dirs` (folders at any depth, or CSVs) to `out`.
+def report(dirs: Sequence[Path], out: Path, *, format: Format | None = None) -> list[str]:
+    """Writes the report on all runs under `dirs` (folders at any depth, or CSVs) to `out`, by default as its name ends.
 
     Returns what the reader should know: every file or run that was left out or is not complete, by name.
     """
-    if format not in get_args(Format):
+    if format not in (None, *get_args(Format)):
         raise UserError(f"There is no format {format}; choose one of {', '.join(get_args(Format))}.")
     out = Path(out)
     if out.is_dir():
-        raise UserError(f"{out} is a folder; give a file, such as --out {out / f'report.{format}'}.")
+        raise UserError(f"{out} is a folder; give a file, such as --out {out / 'report.html'}.")
+    chosen = format or format_of(out, get_args(Format))
     paths = [Path(path) for path in dirs]
     runs, warnings = read_results(paths)
     if not any(len(run.steps) for run in runs):
@@ -41,10 +42,10 @@ def report(dirs: Sequence[Path], out: Path, *, format: Format = "html") -> list[
     direct = out.is_symlink() or (out.exists() and not out.is_file())
     unfinished = out if direct else unfinished_name(out)
     try:
-        if format == "html":
+        if chosen == "html":
             write_page(runs, warnings, missing, unfinished)
         else:
-            WRITERS[format](runs, missing, unfinished)
+            WRITERS[chosen](runs, missing, unfinished)
         if not direct:
             os.replace(unfinished, out)
     except OSError as error:

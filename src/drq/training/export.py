@@ -23,7 +23,7 @@ from drq.backend import Backend
 from drq.config import AgentConfig, DQNConfig, EngineConfig
 from drq.envs import EnvSpec, family_of
 from drq.envs.area import Resize
-from drq.errors import UserError, install_command
+from drq.errors import UserError, format_of, install_command
 from drq.training.policy import TrainedPolicy, action_bounds, action_shape, read_policy
 from drq.training.policy_file import PolicyFile, acting_weights, write_policy_file
 
@@ -56,24 +56,23 @@ def export(
         out: the file to write.
         best: of a run folder, what acted in the evaluation with the highest mean return, not the latest checkpoint.
         format: drq, for `drq.load` and `drq eval`; onnx, or pt2 (torch.export), the network with its preprocessing as
-            one graph. None: as the name of the file ends, otherwise drq.
+            one graph. None: as the name of the file ends.
         dtype: how weights are kept; bf16 halves the file. What is computed with them is float32.
         frame: shape of the raw frames that a graph takes, as (480, 640, 3). None: as the agent sees them.
         imports: modules to import first, where the agent itself is one of the user's.
     """
     out = Path(out)
-    by_name: dict[str, Format] = {".onnx": "onnx", ".pt2": "pt2"}
-    format = format or by_name.get(out.suffix, "drq")
-    if format not in get_args(Format):
+    if format not in (None, *get_args(Format)):
         raise UserError(f"The format is {format!r}: choose from {', '.join(get_args(Format))}.")
     if out.is_dir():
         raise UserError(f"{out} is a folder: name a file for the policy, such as {out / 'policy.drq'}.")
     if out.exists() and not out.is_file():  # a device or a pipe, which moving the file into its place would remove
         raise UserError(f"{out} is no plain file: name one for the policy, such as policy.drq.")
+    chosen = format or format_of(out, get_args(Format))
     config, spec, load_into = read_policy(path, imports, best=best)
     # In float32, whatever this machine would act in: it is what a graph is checked against.
     policy = TrainedPolicy(replace(config, engine=EngineConfig(precision="float32")), spec, load_into, device="cpu")
-    if format == "drq":
+    if chosen == "drq":
         if frame is not None:
             raise UserError("A drq file takes frames of any size: leave --frame out, or choose --format onnx or pt2.")
         weights = _weights(policy, torch.bfloat16 if dtype == "bf16" else torch.float32)
@@ -87,10 +86,10 @@ def export(
     if dtype == "bf16":
         graph.keep_in_bf16()
     out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = out.with_name(f".{out.stem}.unfinished.{format}")
+    unfinished = out.with_name(f".{out.stem}.unfinished.{chosen}")
     try:
         with torch.no_grad(), _exporters_quiet():
-            act = (_write_onnx if format == "onnx" else _write_pt2)(graph, unfinished)
+            act = (_write_onnx if chosen == "onnx" else _write_pt2)(graph, unfinished)
         _check(act, graph, policy)
         unfinished.replace(out)
     finally:
