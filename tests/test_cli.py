@@ -101,6 +101,12 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     assert f"drq {command}" in capsys.readouterr().out
 
 
+def test_help_without_dashes_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["help"])
+    assert capsys.readouterr().out == cli.USAGE
+
+
 @pytest.mark.parametrize("task", ["dmc/walker-walk", "atari/pong"])
 def test_train_help_breaks_no_sentence(task: str) -> None:
     """tyro keeps the line breaks of docstrings."""

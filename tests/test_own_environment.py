@@ -46,7 +46,7 @@ def test_from_registration_to_a_policy_that_plays(page: Path, capsys: pytest.Cap
     played = json.loads(scores.out)["episodes"]
     assert [episode["agent_steps"] for episode in played] == [25] * 20
     assert (page / "follow.mp4").stat().st_size > 1000
-    assert "over 1 episode\n" in video.out
+    assert re.match(r"return \d+\.\d over 1 episode\n", video.out)
     assert "follow.drq" in export.out
 
     exec(PYTHON[2], {})

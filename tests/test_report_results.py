@@ -277,6 +277,8 @@ def test_nothing_usable_is_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Nothing to report") as error:
         report([tmp_path], tmp_path / "report.html")
     assert str(tmp_path) in str(error.value)
+    with pytest.raises(UserError, match=r"a file, and no \.csv: name its run's folder"):
+        report([Path(__file__)], tmp_path / "report.html")
     started = fake_run(tmp_path, status="unfinished")
     (started / "eval.csv").unlink()
     with pytest.raises(UserError, match="no evaluation yet"):

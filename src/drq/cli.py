@@ -139,7 +139,8 @@ def eval_command(args: list[str]) -> None:
         print(json.dumps(found, indent=2))
         return
     count = f"{len(played.episodes)} episode{'s' * (len(played.episodes) != 1)}"
-    print(f"return {played.mean:.1f} ± {played.std:.1f} over {count}{info_text(played.info)}")
+    spread = f" ± {played.std:.1f}" if len(played.episodes) > 1 else ""
+    print(f"return {played.mean:.1f}{spread} over {count}{info_text(played.info)}")
     if options.video is not None:
         print(f"video: {options.video}")
 
@@ -418,7 +419,7 @@ def main(args: list[str] | None = None) -> None:
     args = sys.argv[1:] if args is None else args
     if isinstance(sys.stdout, io.TextIOWrapper):  # where there is no ±, the numbers around it are still worth reading
         sys.stdout.reconfigure(errors="backslashreplace")
-    if not args or args[0] in ("-h", "--help"):
+    if not args or args[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         sys.exit(0 if args else 2)
     if args[0] == "--version":

@@ -349,8 +349,9 @@ class Launch:
     def _interrupt(self) -> None:
         if self.interrupts == 1:
             self.pool.stop()
+            running = len(self.pool.running)
             self._say(
-                f"Stopping: {len(self.pool.running)} runs write their checkpoints. "
+                f"Stopping: {running} run{'s' * (running != 1)} still to write a checkpoint. "
                 "Ctrl-C again stops them at once, back to the checkpoints before."
             )
         else:

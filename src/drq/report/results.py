@@ -120,7 +120,8 @@ def read_results(paths: Sequence[Path]) -> tuple[list[RunResult], list[str]]:
         if path.suffix.lower() == ".csv":
             tables[path] = None
         elif not path.is_dir():
-            warnings.append(f"{path}: no such folder; check the name")
+            what = "a file, and no .csv: name its run's folder" if path.exists() else "no such folder; check the name"
+            warnings.append(f"{path}: {what}")
         elif found := run_folders(path):
             folders |= {folder.path.resolve(): folder for folder in found}
         else:

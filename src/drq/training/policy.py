@@ -283,6 +283,6 @@ def evaluate(
         except (OSError, RuntimeError) as error:  # the encoder's own text has many lines
             raise UserError(
                 f"The video {video} could not be written ({reason(error)}): see that its folder has room and may be "
-                f"written. Played was a return of {played.mean:.1f} ± {played.std:.1f}."
+                f"written. The return was {played.mean:.1f} ± {played.std:.1f}."
             ) from error
     return played
