@@ -111,7 +111,7 @@ def test_distributions_weights_and_errors_are_those_of_a_loop(k: int, m: int, we
     """Targets that are distributions over returns; transitions that do not all count the same."""
     atoms = 4
     per_view = torch.rand(k * N, atoms, generator=generator(0), dtype=torch.float64).softmax(1).requires_grad_()
-    y = regularize.mean_target(per_view, N)
+    y = regularize.mean_over_views(per_view, N)
     assert not y.requires_grad
     for i in range(N):
         for atom in range(atoms):

@@ -183,7 +183,7 @@ class Rainbow:
             return regularize.target(batch, next_return)
         reward, discount = (regularize.repeat(part, self.config.k) for part in (batch.reward, batch.discount))
         projected = project(reward, discount, next_return.softmax(1), self.atoms)
-        return regularize.mean_target(projected, len(batch.reward))
+        return regularize.mean_over_views(projected, len(batch.reward))
 
     def errors(self, predicted: Tensor, y: Tensor) -> Tensor:
         """Of every view: the cross-entropy to its target, or Huber's of values."""

@@ -1,7 +1,8 @@
 """SAC + DrQ: soft actor-critic from pixels, with the critic's targets and losses averaged over augmented views.
 
 The convolutions belong to the critic: its loss alone trains them, and the actor reads them. The actor's and the
-critic's trunks are their own.
+critic's trunks are their own. What is called on `backend` is a few lines of PyTorch in drq/backend.py, which on a GPU
+the engine does faster: `run(f, x)` is f(x), `descend` a gradient step.
 """
 
 from __future__ import annotations
