@@ -199,13 +199,22 @@ def test_a_search_of_which_all_fail_ends(tmp_path: Path) -> None:
     assert write_best(part, folder) is None
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_rung_before_the_first_update_is_refused(dry_run: bool, tmp_path: Path) -> None:
+    read(tmp_path, GRID.format(search="first = 500\nkeep = 2"))
+    args = SuiteRunArguments(str(tmp_path / "tune.toml"), dir=tmp_path / "out", dry_run=dry_run)
+    with pytest.raises(UserError, match=r"after first = 500 env steps, before toy/reach, .* has made an update: raise"):
+        run_suite(args)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("keep_replay", [False, True])
 def test_those_that_stop_drop_their_replay_also_when_the_command_came_later(
     keep_replay: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    suite = read(tmp_path, GRID.format(search="first = 450\nkeep = 4"))
+    suite = read(tmp_path, GRID.format(search="first = 600\nkeep = 4"))
     folder, dropped = SuiteFolder(tmp_path / "out"), list[Path]()
-    finish(suite, folder.path, 450, {setting.label: [float(at)] for at, setting in enumerate(suite.settings)})
+    finish(suite, folder.path, 600, {setting.label: [float(at)] for at, setting in enumerate(suite.settings)})
     monkeypatch.setattr(launcher, "_run_part", lambda *_: 0)
     monkeypatch.setattr(rungs, "replay_files", lambda checkpoint: [checkpoint])
     monkeypatch.setattr(rungs, "drop_replay", dropped.append)

@@ -22,7 +22,7 @@ from drq.launch.dry_run import print_plan
 from drq.launch.pools import Ended, Job, Jobs, LocalPool, plan_here
 from drq.launch.process import STOPPED
 from drq.launch.ray_pool import RayPool
-from drq.launch.rungs import drop_losers, due, write_best
+from drq.launch.rungs import drop_losers, due, refuse_blind_rungs, write_best
 from drq.launch.status import RunStatus, counts, read_status, seconds_left, table, what_is_counted, wide_console
 from drq.launch.stores import StoredPool, shown_at, store_at, stored
 from drq.launch.suite_folder import SuiteFolder
@@ -105,6 +105,7 @@ def run_suite(args: SuiteRunArguments) -> int:
         seeds=args.seeds,
         steps=args.steps,
     )
+    refuse_blind_rungs(suite)
     store = store_at(args.dir)
     folder = SuiteFolder(shown_at(store) if store else args.dir or Path("runs") / slug(suite.name))
     if args.launcher != "ray" and (args.address is not None or args.gpus_per_run is not None):

@@ -19,6 +19,19 @@ from drq.launch.suite_folder import SuiteFolder
 from drq.suites import Run, Suite, as_toml, ranking
 from drq.training.checkpoint import drop_replay, replay_files
 from drq.training.folder import write_atomically
+from drq.training.schedule import Schedule
+
+
+def refuse_blind_rungs(suite: Suite) -> None:
+    """Before a run's first update its settings make no difference, and a rung would choose among them by chance."""
+    first = suite.search.rungs(suite.steps)[0] if suite.search else suite.steps
+    for run in suite.runs() if first < suite.steps else ():
+        schedule = Schedule(dataclasses.replace(suite.config(run, Path()), steps=first))
+        if not schedule.total_updates:
+            raise UserError(
+                f"The worst would stop after first = {first:,} {schedule.unit}, before {run} has made an update: "
+                "raise `first` in [search], or lower agent.seed_steps."
+            )
 
 
 def due(suite: Suite, folder: SuiteFolder) -> tuple[Suite, int]:
