@@ -281,7 +281,7 @@ class Trainer:
         if spec.pixels and not on_gpu and config.preset in GPU_PRESETS:
             say(f"The preset {config.preset!r} is made for a GPU; --preset cpu is the one for this machine.")
         where = torch.cuda.get_device_name(self.device) if on_gpu else "the CPU"
-        kept = f"replay of {self.schedule.capacity:,} transitions: {self._replay_bytes / 1e9:.2f} GB"
+        kept = f"replay of {self.schedule.capacity:,} transitions: {self._replay_bytes / 1e6:,.1f} MB"
         say(f"{config.task} on {where}; {kept}.")
         if spec.sees:
             say(f"The agent sees {spec.sees}.")
