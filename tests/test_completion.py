@@ -27,7 +27,8 @@ def test_bash_completes_commands_options_and_tasks(capsys: pytest.CaptureFixture
     assert complete("drq", "ex") == ["export"]
     assert complete("drq", "train", "dmc/walker-w") == ["dmc/walker-walk"]
     assert complete("drq", "train", "--agent.epsilon-f") == ["--agent.epsilon-final"]
-    assert complete("drq", "train", "--agent.ta") == ["--agent.target-entropy", "--agent.target-every", "--agent.tau"]
+    assert complete("drq", "train", "--agent.reset-e") == ["--agent.reset-every"]  # of Rainbow alone
+    assert complete("drq", "train", "--agent.target-e") == ["--agent.target-entropy", "--agent.target-every"]
     assert complete("drq", "export", "runs/x", "--form") == ["--format"]
     assert set(complete("drq", "")) == set(cli.COMMANDS)
 

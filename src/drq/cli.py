@@ -308,12 +308,13 @@ def completion_command(args: list[str]) -> None:
 
     shell = tyro.cli(CompletionArguments, prog="drq completion", args=args).shell
     tasks = [task for name, family in FAMILIES.items() if not family.of_the_users for task in task_names(name)]
-    controls, plays = (presets.preset(name, task) for name, task in (("planet", tasks[0]), ("atari100k", "atari/pong")))
+    each_agent = (("planet", tasks[0]), ("atari100k", "atari/pong"), ("strong", "atari/pong"))
+    settings = {name for preset, task in each_agent for name in options_of(TrainConfig, presets.preset(preset, task))}
     words = {command: ["--help"] for command in COMMANDS} | {
         "demo": options_of(demo.DemoArguments),
         "train": [
             *("--preset", "--agent", "--config"),
-            *sorted({*options_of(TrainConfig, controls), *options_of(TrainConfig, plays)}),
+            *sorted(settings),
             *tasks,
         ],
         "eval": options_of(EvalArguments),
