@@ -56,6 +56,8 @@ def names() -> list[str]:
         # phys2d and tabular are made for jax; the others adapt environments of the old gym.
         if spec.namespace in ("phys2d", "tabular") or identity.startswith(("GymV21", "GymV26")):
             continue
+        if "ale_py" in str(spec.entry_point):  # an atari task, and registered only once that family is loaded
+            continue
         candidate = (spec.version or 0, identity)
         key = (spec.namespace, spec.name)
         newest[key] = max(newest.get(key, candidate), candidate)
