@@ -160,7 +160,7 @@ def test_what_was_played_is_said_where_its_video_has_no_room(
         drq.evaluate(whole, episodes=1, video=tmp_path / "play.mp4")
     assert "\n" not in str(raised.value)
     assert "play.mp4 could not be written ([Errno 32] Broken pipe): see that" in str(raised.value)
-    assert f"a return of {score:.1f} ± 0.0." in str(raised.value)
+    assert f"The return was {score:.1f} ± 0.0." in str(raised.value)
 
 
 def test_settings_that_do_not_change_what_is_learnt_may_change(halfway: Path, whole: Path) -> None:

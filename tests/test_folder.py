@@ -99,6 +99,19 @@ MAY_CHANGE = {
 TEXTS = {"device": "auto", "env.observation": "state", "env.render": "paper", "agent.encoder": "nature"}
 
 
+def test_a_run_that_failed_before_its_first_row_may_begin_with_other_settings(tmp_path: Path) -> None:
+    folder, other = RunFolder(tmp_path / "run"), small(tmp_path / "run", seed=2)
+    folder.open(small(tmp_path / "run"), SPEC)
+    folder.train_csv.touch()
+    with pytest.raises(UserError, match="holds a run with other settings"):
+        folder.check(other)
+    folder.error_file.write_text("It cannot be drawn.\n")
+    folder.check(other)
+    folder.train_csv.write_text("env_step\n")
+    with pytest.raises(UserError, match="holds a run with other settings"):
+        folder.check(other)
+
+
 def test_what_may_change_when_a_run_goes_on_is_this_and_nothing_else(tmp_path: Path) -> None:
     folder, config = RunFolder(tmp_path / "run"), small(tmp_path / "run")
     folder.open(config, SPEC)

@@ -37,7 +37,7 @@ def settle_render(config: TrainConfig, engine: EngineSettings, folder: RunFolder
     """The run with `--env.render auto` as what it was when the run began, or is on this machine if it begins now."""
     if config.env.render != "auto":
         return config
-    if folder.config_file.exists():
+    if folder.config_file.exists() and not folder.failed_at_once:
         render = folder.config_like(config.agent).env.render
     else:
         envs.import_modules(config.imports)

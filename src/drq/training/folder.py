@@ -151,11 +151,20 @@ class RunFolder:
         self.refuse_odd()
         beginnings = {self.lock_file, unfinished_name(self.config_file)}  # of a run that was killed as early as that
         if self.config_file.exists():
-            self._check_same(config)
+            if not self.failed_at_once:
+                self._check_same(config)
         elif self.path.is_file():
             raise UserError(f"{self.path} is a file: choose another --dir.")
         elif self.path.exists() and (not self.path.is_dir() or set(self.path.iterdir()) - beginnings):
             raise UserError(f"{self.path} has something in it and is no run folder: choose another --dir.")
+
+    @property
+    def failed_at_once(self) -> bool:
+        """Whether the run failed before there was anything of it, as where its environment could not be drawn: the
+        remedy is often another setting, which the folder then takes."""
+        made = (self.eval_csv, self.train_csv, self.finished_file)
+        something = self.checkpoint.exists() or any(file.exists() and file.stat().st_size for file in made)
+        return self.error_file.exists() and not something
 
     def _why_not(self) -> str:
         if not self.path.exists():
