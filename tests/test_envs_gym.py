@@ -307,7 +307,7 @@ def test_a_missing_package_is_said(registered: Any, monkeypatch: pytest.MonkeyPa
 
     env = make(registered(Drawn), EnvConfig(), 1)
     monkeypatch.setattr(Drawn, "render", render)
-    with pytest.raises(UserError, match=r"^gym/Sample\d+-v0 cannot be used as it is \(.*pip install pygame"):
+    with pytest.raises(UserError, match=r"^gym/Sample\d+-v0 cannot be used as it is \(.*pygame`\): .*or draw nothing"):
         env.reset(0)
 
 

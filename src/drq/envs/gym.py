@@ -217,7 +217,8 @@ class Sight:
         try:
             picture: Any = self._env.render()
         except gymnasium.error.DependencyNotInstalled as error:
-            raise UserError(_needs_package(self._task, error)) from error
+            without = "--eval.no-video, and --env.observation state where it has no images"
+            raise UserError(_needs_package(self._task, error, f"what it needs, or draw nothing ({without})")) from error
         shape, dtype = np.shape(picture), getattr(picture, "dtype", type(picture).__name__)
         if len(shape) != 3 or 0 in shape or shape[2] not in (3, 4) or dtype != np.uint8:
             raise UserError(
@@ -367,6 +368,6 @@ def keyword_arguments(text: str) -> dict[str, Any]:
     return found
 
 
-def _needs_package(task: str, error: Exception) -> str:
+def _needs_package(task: str, error: Exception, what: str = "what it needs") -> str:
     reason = " ".join(str(error).split()).rstrip(".")
-    return f"{task} cannot be used as it is ({reason}): install what it needs."
+    return f"{task} cannot be used as it is ({reason}): install {what}."
