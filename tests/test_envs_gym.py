@@ -149,6 +149,17 @@ def test_a_function_can_be_the_entry_point(registered: Any) -> None:
     assert make(registered(entry_point), EnvConfig(image_size=20), 1).reset(0).shape == (3, 20, 20)
 
 
+def test_no_metadata_are_no_render_modes(registered: Any) -> None:
+    """As of an adapter around an environment of the old gym."""
+
+    def entry_point() -> Sample:
+        env = Sample()
+        env.metadata = None  # type: ignore[assignment]
+        return env
+
+    assert make(registered(entry_point), STATE, 1).reset(0).shape == (3,)
+
+
 @pytest.mark.parametrize(("terminate_at", "truncate_at", "discount"), [(5, 99, 0.0), (99, 5, 1.0), (5, 5, 0.0)])
 def test_only_termination_stops_the_bootstrap(
     registered: Any, terminate_at: int, truncate_at: int, discount: float

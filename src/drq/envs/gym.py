@@ -338,7 +338,7 @@ def construct(identity: str, config: EnvConfig) -> gymnasium.Env[Any, Any]:
     try:
         env = gymnasium.make(identity, **arguments)
         # Only an environment that exists tells its render modes, and the mode is fixed when it is made.
-        if "rgb_array" in (env.metadata.get("render_modes") or ()) and "render_mode" not in arguments:
+        if "rgb_array" in ((env.metadata or {}).get("render_modes") or ()) and "render_mode" not in arguments:
             close_or_say(f"gym/{identity}", env.close)
             env = gymnasium.make(identity, **arguments, render_mode="rgb_array")
     except (gymnasium.error.Error, ImportError) as error:
