@@ -20,7 +20,7 @@ import drq
 from drq import cli
 from drq.config import DQNConfig, EnvConfig, SACConfig, TrainConfig
 from drq.envs import import_modules, make
-from drq.envs.gym import construct
+from drq.envs.gym import construct, keyword_arguments
 from drq.errors import UserError
 from drq.presets import configure
 from drq.settings import flat, override
@@ -132,10 +132,16 @@ def test_arguments_and_wrappers_of_an_environment(described: list[TrainConfig]) 
         flat({"env": {"kwargs": {"since": datetime.date(2026, 1, 1)}}})
 
 
+def test_arguments_may_be_written_as_python_has_them() -> None:
+    """JSON has no tuples, which some constructors ask for, and true in lower case alone."""
+    assert keyword_arguments('{"size": (64, 48), "dim": True}') == {"size": (64, 48), "dim": True}
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--env.kwargs", "gain=0.5"], "which is no JSON"),
+        (["--env.kwargs", '{"gain": float(1)}'], "which is no JSON"),
         (["--env.kwargs", "[1]"], "give a JSON object"),
         (["--env.kwargs", '{"gian": 1}'], "does not take --env.kwargs"),
         (["--env.wrap", "own_env:Dimm"], "The wrapper 'own_env:Dimm' cannot be imported"),

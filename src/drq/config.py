@@ -43,7 +43,7 @@ class EnvConfig:
     image_key: str | None = None
     """Which image a gym task's agent sees, where observations are a Dict."""
     kwargs: str = "{}"
-    """Arguments for a gym task's environment, as JSON: '{"friction": 0.5}'."""
+    """Arguments for a gym task's environment, as JSON or as Python has them: '{"friction": 0.5, "size": (64, 48)}'."""
     wrap: tuple[str, ...] = ()
     """Wrappers of your own around a gym task's environment, the innermost first: my_module:Wrapper."""
 

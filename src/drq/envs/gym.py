@@ -9,6 +9,7 @@ Only `terminated` ends the return; `truncated` ends the episode and leaves the d
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 from collections.abc import Callable
@@ -360,9 +361,12 @@ def keyword_arguments(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise UserError(
-            f"--env.kwargs is {text!r}, which is no JSON ({error}): write it as '{{\"friction\": 0.5}}'."
-        ) from None
+        try:
+            found = ast.literal_eval(text)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            raise UserError(
+                f"--env.kwargs is {text!r}, which is no JSON ({error}): write it as '{{\"friction\": 0.5}}'."
+            ) from None
     if not isinstance(found, dict):
         raise UserError(f"--env.kwargs is {text!r}: give a JSON object, as '{{\"friction\": 0.5}}'.")
     return found
