@@ -123,6 +123,48 @@ def test_each_fault_has_its_sentence(
     assert all(each.startswith("fault: ") for each in faults)
 
 
+class Careless(Faulty):
+    """Its vector leaves its space; what it shows is sound."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+    vector = spaces.Box(-1, 1, (2,))
+
+    def __init__(self, image: str | None, render_mode: str | None = None) -> None:
+        super().__init__("none")
+        self.image, self.render_mode = image, render_mode
+        shown = self.observation_space
+        self.observation_space = spaces.Dict({"vector": self.vector, image: shown}) if image else self.vector
+
+    def seen(self) -> Any:
+        vector = np.full(2, 1.5 + self.steps, np.float32)
+        return {"vector": vector, self.image: super().seen()} if self.image else vector
+
+    def render(self) -> Any:
+        return super().seen()
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:1], 1.0, self.steps >= 8, False, {}
+
+
+@pytest.mark.parametrize(
+    ("image", "options", "faults"),
+    [
+        (None, [], []),
+        ("eye", ["--env.image-key", "eye"], []),
+        (None, ["--env.observation", "state"], ["fault: reset() gives an observation outside", "fault: step() gives"]),
+    ],
+)
+def test_only_what_the_agent_sees_can_be_at_fault(
+    image: str | None, options: list[str], faults: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gymnasium.register("Careless-v0", Careless, kwargs={"image": image}, disable_env_checker=True)
+    picture = ["--picture", str(tmp_path / "seen.png")]
+    code, _, said = check(capsys, "gym/Careless-v0", "--steps", "30", *picture, *options)
+    gymnasium.registry.pop("Careless-v0")
+    assert (code, len(said)) == (bool(faults), len(faults)), said
+    assert all(map(str.startswith, said, faults)), said
+
+
 def test_a_task_that_is_not_there_and_no_steps_at_all(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, faults = check(capsys, "gym/NoSuch-v0")
     assert code == 1
