@@ -76,7 +76,9 @@ class Faulty(gymnasium.Env[Any, Any]):
     def seen(self) -> Any:
         image = np.full((16, 16, 3), 7 if self.fault == "still" else self.level + self.steps, np.uint8)
         image[..., 0] = 9  # no grey
-        if self.fault not in ("still", "blank"):
+        if self.fault == "codes":
+            image[:4], image[4:] = 0, self.steps
+        elif self.fault not in ("still", "blank"):
             image[:4] = 255
         return image.astype(np.float64) if self.fault == "dtype" else image
 
@@ -107,9 +109,10 @@ def faulty() -> Iterator[Any]:
         ("none", "step() gives a reward of NoneType: return a float."),
         ("bool", "step() gives terminated as int: return True or False."),
         ("unseeded", "The same seed and actions gave another episode (the first frame differed)"),
-        ("endless", "No episode ended in 30 agent steps and there is no time limit: set --env.max-episode-steps"),
+        ("endless", "No episode ended in 30 agent steps and no time limit is registered: set --env.max-episode-steps"),
         ("still", "What the agent sees did not change in 30 agent steps"),
         ("blank", "Pictures are of one colour all over"),
+        ("codes", "All pixels lie from 0 to 8 of 255, as codes do, not colours"),
         ("raises", "Playing it failed at test_env_check.py, line"),
         ("floats", "outside its observation_space: widen the space, or clip to it."),
     ],

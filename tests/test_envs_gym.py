@@ -142,6 +142,15 @@ def test_images_are_preferred_to_drawings(registered: Any) -> None:
     assert np.array_equal(env.reset(0), inner(env).shown.transpose(2, 0, 1))
 
 
+def test_what_observes_no_image_can_be_drawn_instead(registered: Any) -> None:
+    task = registered(Drawn, observation_space=images(20, 20, 12))
+    with pytest.raises(UserError, match=r"no image .*, or what it draws with --env.wrap gymnasium") as refused:
+        make(task, EnvConfig(image_size=20), 1)
+    wrapper = str(refused.value).partition("what it draws with --env.wrap ")[2].partition(";")[0]
+    frame = make(task, EnvConfig(image_size=20, wrap=(wrapper,)), 1).reset(0)
+    assert (frame[0] == [200] * 10 + [0] * 10).all()
+
+
 def test_a_function_can_be_the_entry_point(registered: Any) -> None:
     def entry_point(render_mode: str | None = None) -> Drawn:
         return Drawn(render_mode=render_mode)

@@ -232,7 +232,8 @@ BYTES = spaces.Box(0, 255, (20, 20, 3), np.uint8)
 
 def test_an_image_in_a_dict(showing: Any) -> None:
     task = showing(spaces.Dict(joints=spaces.Box(-1, 1, (4,)), eye=BYTES))
-    with pytest.raises(drq.UserError, match=r"observes a Dict with the image 'eye'.*--env.image-key eye"):
+    drawn = r", or what it draws with --env.wrap gymnasium.wrappers:AddRenderObservation"
+    with pytest.raises(drq.UserError, match=rf"observes a Dict with the image 'eye'.*--env.image-key eye{drawn}"):
         make(task, EnvConfig(), 1)
     with pytest.raises(drq.UserError, match=r"no image 'joints' but 'eye'"):
         make(task, EnvConfig(image_key="joints"), 1)

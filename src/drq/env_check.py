@@ -23,6 +23,10 @@ ZOOM = 4
 """Pixels of the picture for each that the agent sees."""
 
 
+FAINT = 16
+"""Pixels that are nearer to each other than this are no picture that anyone would see much in."""
+
+
 @dataclass(frozen=True)
 class CheckArguments:
     """Checks an environment: spaces, types, finite values, determinism, speed; and shows what the agent will see."""
@@ -79,7 +83,7 @@ def _described(spec: EnvSpec) -> Iterator[str]:
         numbers = f"{spec.action_size} number{'s' * (spec.action_size != 1)}"
         yield f"  actions   {numbers} from {_bound(low)} to {_bound(high)}: SAC learns"
     limit = spec.max_episode_agent_steps
-    yield f"  episodes  {f'at most {limit:,} agent steps' if limit else 'without a time limit'}"
+    yield f"  episodes  {f'at most {limit:,} agent steps' if limit else 'without a registered time limit'}"
 
 
 def _bound(numbers: Sequence[float]) -> str:
@@ -130,13 +134,18 @@ def _faults(spec: EnvSpec, played: Recording, steps: int) -> Iterator[str]:
         yield "Rewards are not finite: mend what becomes NaN or infinite."
     if not played.ended and spec.max_episode_agent_steps is None:
         yield (
-            f"No episode ended in {steps} agent steps and there is no time limit: set --env.max-episode-steps, or end "
-            "episodes yourself, since an evaluation plays whole ones."
+            f"No episode ended in {steps} agent steps and no time limit is registered: set --env.max-episode-steps, or "
+            "see with more --steps that episodes end by themselves, since an evaluation plays whole ones."
         )
     if (frames == frames[0]).all():
         yield f"What the agent sees did not change in {steps} agent steps: show what its actions do."
     elif spec.pixels and (frames == frames[:, :, :1, :1]).all():
         yield "Pictures are of one colour all over: draw the scene before the frame is taken."
+    elif spec.pixels and np.ptp(frames) < FAINT:
+        yield (
+            f"All pixels lie from {frames.min()} to {frames.max()} of 255, as codes do, not colours: make a picture of "
+            "them in a wrapper, as --env.wrap gymnasium.wrappers:AddRenderObservation does by render()."
+        )
 
 
 def _differences(one: Recording, other: Recording) -> Iterator[str]:

@@ -192,7 +192,7 @@ class Sight:
             raise UserError(
                 f"{task} observes {shown} of {space.dtype} from {space.low.min():g} to {space.high.max():g}, which is "
                 "no image to learn from: give it one frame of 1 or 3 channels, of uint8 or of floats within [0, 1], "
-                "for instance with --env.wrap my_module:Wrapper; frames are stacked here."
+                f"for instance with --env.wrap my_module:Wrapper{self._or_drawn()}; frames are stacked here."
             )
         elif env.render_mode == "rgb_array":
             self.source, self.frame_shape = "render", (3, size, size)
@@ -240,9 +240,15 @@ class Sight:
             return inner[self._key]
         if images:
             raise UserError(
-                f"{self._task} observes a Dict with the image {listed}: choose it with --env.image-key {images[0]}."
+                f"{self._task} observes a Dict with the image {listed}: choose it with --env.image-key {images[0]}"
+                f"{self._or_drawn()}."
             )
         return space
+
+    def _or_drawn(self) -> str:
+        """Another way, for an environment that can draw itself."""
+        drawn = ", or what it draws with --env.wrap gymnasium.wrappers:AddRenderObservation"
+        return drawn if self._env.render_mode == "rgb_array" else ""
 
     def _state_shape(self) -> tuple[int, ...]:
         if not isinstance(self.space, spaces.Box) or len(self.space.shape) != 1:
