@@ -42,6 +42,21 @@ class Told(Lamp):
         return *step, told | rest | ({"came late": np.array(self.steps)} if Told.late else {})
 
 
+class Alone(Lamp):
+    """The same, once in a process, as of some emulators."""
+
+    living = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        if Alone.living:
+            raise RuntimeError("there is one already")
+        Alone.living += 1
+
+    def close(self):
+        Alone.living -= 1
+
+
 class Dim(gymnasium.ObservationWrapper):
     """A wrapper of the user's."""
 
@@ -52,3 +67,4 @@ class Dim(gymnasium.ObservationWrapper):
 if "Lamp-v0" not in gymnasium.registry:
     gymnasium.register("Lamp-v0", Lamp)
     gymnasium.register("Told-v0", Told)
+    gymnasium.register("Alone-v0", Alone)

@@ -94,7 +94,7 @@ def test_a_value_of_another_type_is_named(tmp_path: Path, name: str, value: obje
 
 MAY_CHANGE = {
     *("dir", "device", "checkpoint_every", "log_every", "engine.eval_process"),
-    *("eval.every", "eval.episodes", "eval.min_agent_steps", "eval.video"),
+    *("eval.every", "eval.episodes", "eval.min_agent_steps", "eval.video", "env.own_process"),
 }
 TEXTS = {"device": "auto", "env.observation": "state", "env.render": "paper", "agent.encoder": "nature"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import torch
 import drq
 import own_env
 from drq.config import EnvConfig, ReplayConfig, SACConfig, TrainConfig
+from drq.env_check import CheckArguments, check_environment
 from drq.envs import make
 from drq.envs.remote import RemoteEnvironment
 from drq.errors import ProcessEnded, UserError
 from drq.replay import Choice, Replay
+from drq.training.components import describe
 from drq.training.run import Trainer
 from drq.training.schedule import Schedule
 from runs import assert_same_run, rows, small
@@ -26,7 +29,8 @@ OWN = str(Path(own_env.__file__))
 
 def lamps(folder: Path, count: int = 3, **changes: Any) -> TrainConfig:
     """Episodes of 14 agent steps; the counts are no multiples of 3."""
-    return small(folder, "gym/Lamp-v0", imports=(OWN,), num_envs=count, **{"replay": ReplayConfig(200), **changes})
+    config = small(folder, "gym/Lamp-v0", imports=(OWN,), num_envs=count, replay=ReplayConfig(200))
+    return replace(config, **changes)
 
 
 class StopAt(drq.Callback):
@@ -126,6 +130,26 @@ def test_what_fails_there_is_told_here_in_one_sentence() -> None:
     with pytest.raises(UserError, match=r"A process of gym/Nothing-v0 has ended"):  # nobody is waited for
         unknown.reset(1)
     unknown.close()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_lives_once_in_a_process_trains_in_processes_of_their_own(count: int, tmp_path: Path) -> None:
+    """Its evaluations too, of two episodes at once. The run is the same as in threads."""
+    config = lamps(tmp_path / "run", count, task="gym/Alone-v0")
+    with pytest.raises(UserError, match="RuntimeError: there is one already"):
+        drq.train(config, quiet=True)
+    apart = replace(config, env=replace(config.env, own_process=True))
+    drq.train(apart, quiet=True)
+    drq.train(lamps(tmp_path / "in threads", count), quiet=True)
+    assert_same_run(tmp_path / "in threads", tmp_path / "run")
+    assert len(drq.evaluate(tmp_path / "run", episodes=3, imports=[OWN]).episodes) == 3
+    assert describe(apart)[0].task == "gym/Alone-v0"
+
+
+def test_a_check_leaves_it_alone(tmp_path: Path) -> None:
+    options = CheckArguments("gym/Alone-v0", (OWN,), steps=20, picture=tmp_path / "seen.png")
+    assert "RuntimeError: there is one already" in check_environment(options)[0]
+    assert check_environment(replace(options, env=EnvConfig(own_process=True))) == []
 
 
 @pytest.mark.parametrize(

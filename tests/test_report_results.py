@@ -58,7 +58,8 @@ def test_systems_are_named_after_what_they_are(tmp_path: Path) -> None:
 def test_settings_that_vary_are_in_the_name(tmp_path: Path) -> None:
     fake_run(tmp_path, folder="a", batch_size=128, encoder="impala")
     fake_run(tmp_path, folder="b", batch_size=512, encoder="sac-ae")
-    fake_run(tmp_path, folder="c", batch_size=512, encoder="sac-ae", seed=2, env={"action_repeat": 8})
+    untold = {"action_repeat": 8, "own_process": True}
+    fake_run(tmp_path, folder="c", batch_size=512, encoder="sac-ae", seed=2, env=untold)
     assert systems(tmp_path) == ["DrQ K=2 M=2, batch 128, encoder impala", "DrQ K=2 M=2, batch 512, encoder sac-ae"]
 
 

@@ -46,6 +46,8 @@ class EnvConfig:
     """Arguments for a gym task's environment, as JSON or as Python has them: '{"friction": 0.5, "size": (64, 48)}'."""
     wrap: tuple[str, ...] = ()
     """Wrappers of your own around a gym task's environment, the innermost first: my_module:Wrapper."""
+    own_process: bool = False
+    """A process for each environment, of evaluations too: for what cannot live twice in one, or not in threads."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tyro.conf import Positional, arg
 
 from drq import envs
 from drq.config import EnvConfig
-from drq.envs import Action, Environment, EnvSpec, family_of, split_task
+from drq.envs import Action, Environment, EnvSpec, family_of, remote, split_task
 from drq.errors import UserError, what_failed
 from drq.training.seeds import random_action
 
@@ -49,7 +49,7 @@ def check_environment(options: CheckArguments) -> list[str]:
     try:
         task = envs.check_task(options.task, options.imports)
         repeat = options.env.action_repeat or family_of(task).action_repeat
-        env = envs.make(task, options.env, repeat)
+        env = remote.make(task, options.env, repeat, options.imports)
     except UserError as error:
         return [str(error)]
     faults: list[str] = []

@@ -48,8 +48,10 @@ def make(task: str, config: EnvConfig, action_repeat: int) -> Environment:
     """
     family, name = split_task(check_task(task))
     check_settings(config, action_repeat)
-    if not FAMILIES[family].of_the_users and (config.kwargs != "{}" or config.wrap or config.image_key):
-        raise UserError(f"--env.kwargs, --env.wrap and --env.image-key are for gym tasks, not {task}: leave them out.")
+    users = config.kwargs != "{}" or config.wrap or config.image_key or config.own_process
+    if users and not FAMILIES[family].of_the_users:
+        flags = "--env.kwargs, --env.wrap, --env.image-key and --env.own-process"
+        raise UserError(f"{flags} are for gym tasks, not {task}: leave them out.")
     if not FAMILIES[family].has_game_settings and (config.no_op_steps or config.zero_stack):
         raise UserError(f"--env.no-op-steps and --env.zero-stack are for Atari games, not {task}: leave them out.")
     with _constructing(task):

@@ -54,9 +54,16 @@ class RemoteEnvironment:
 
 
 def make(task: str, config: EnvConfig, action_repeat: int, imports: Sequence[str]) -> Environment:
+    """The environment of a task, here or in a process of its own, as its settings say."""
+    if config.own_process:
+        return RemoteEnvironment(task, config, action_repeat, imports)
+    return make_here(task, config, action_repeat, imports)
+
+
+def make_here(task: str, config: EnvConfig, action_repeat: int, imports: Sequence[str]) -> Environment:
     envs.import_modules(imports)
     return envs.make(task, config, action_repeat)
 
 
 if __name__ == "__main__":
-    serve(make, lambda env: (env.spec, getattr(env, "draws", True)))
+    serve(make_here, lambda env: (env.spec, getattr(env, "draws", True)))

@@ -20,7 +20,7 @@ SHORT = {
 }
 NAMED = ("type", "augmentation", "k", "m", "observation")
 """Settings that the first part of a name already tells."""
-UNTOLD = ("action_repeat", "camera", "max_episode_steps", "render")
+UNTOLD = ("action_repeat", "camera", "max_episode_steps", "render", "own_process")
 """Settings that follow the task, or the machine: they vary among runs without making another system."""
 
 Settings = dict[str, str]

@@ -23,7 +23,8 @@ from drq.engine import (
     draws_frames,
     lay_out,
 )
-from drq.envs import Environment, EnvironmentGroup, EnvSpec
+from drq.envs import Environment, EnvironmentGroup, EnvSpec, remote
+from drq.envs.group import ThreadedGroup
 from drq.envs.remote import RemoteEnvironment
 from drq.envs.stack import FrameStack
 from drq.presets import action_repeat_for
@@ -48,15 +49,14 @@ def settle_render(config: TrainConfig, engine: EngineSettings, folder: RunFolder
 
 def make_env(config: TrainConfig) -> Environment:
     """The task of a run."""
-    envs.import_modules(config.imports)
-    return envs.make(config.task, config.env, action_repeat_for(config))
+    return remote.make(config.task, config.env, action_repeat_for(config), config.imports)
 
 
 def open_envs(config: TrainConfig, device: torch.device, closing: ExitStack) -> list[EnvWorker]:
     """The environments that a run trains in."""
     opened: list[EnvWorker] = []
     for _ in range(config.num_envs):  # several, in processes, all begin to open before the first is waited for
-        if config.num_envs > 1:
+        if config.num_envs > 1 or config.env.own_process:
             env = RemoteEnvironment(config.task, config.env, action_repeat_for(config), config.imports)
             opened.append(ProcessEnv(env))
         else:
@@ -67,6 +67,8 @@ def open_envs(config: TrainConfig, device: torch.device, closing: ExitStack) -> 
 
 def make_group(config: TrainConfig, count: int) -> EnvironmentGroup:
     """So many environments of a run's task, to play side by side."""
+    if config.env.own_process:
+        return ThreadedGroup(lambda: make_env(config), count)
     envs.import_modules(config.imports)
     return envs.make_group(config.task, config.env, action_repeat_for(config), count)
 
@@ -74,8 +76,9 @@ def make_group(config: TrainConfig, count: int) -> EnvironmentGroup:
 def describe(config: TrainConfig) -> tuple[EnvSpec, FastBackend]:
     """What an agent of one's own is constructed with: the shape of a run's task, and the backend of this machine."""
     env = make_env(config)
+    spec = env.spec
     env.close()
-    return env.spec, FastBackend(EngineSettings.resolve(config.engine, choose_device(config.device), config.agent, 0))
+    return spec, FastBackend(EngineSettings.resolve(config.engine, choose_device(config.device), config.agent, 0))
 
 
 def make_learner(

@@ -28,7 +28,7 @@ FORMAT = 1
 NOT_PART_OF_A_RUN = (
     *("wandb", "wandb_project", "wandb_entity", "wandb_group", "wandb_tags", "wandb_offline"),
     *("dir", "device", "steps", "checkpoint_every", "log_every", "engine.eval_process"),
-    *("eval.every", "eval.episodes", "eval.min_agent_steps", "eval.video"),
+    *("eval.every", "eval.episodes", "eval.min_agent_steps", "eval.video", "env.own_process"),
 )
 """Settings that may change when a run goes on: where it is kept, what else sees it, how long it shall be, when it logs
 and saves, and how it is evaluated. None of them changes what is learnt. (The device may be said where it was left to
