@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -318,6 +319,22 @@ def test_a_drawing_that_fails_is_said(registered: Any, monkeypatch: pytest.Monke
     env = make(registered(Drawn), EnvConfig(), 1)
     monkeypatch.setattr(Drawn, "render", render)
     with pytest.raises(UserError, match=r"in its reset at .* \(ValueError: no light\): mend its render\(\) first"):
+        env.reset(0)
+
+
+def test_mujoco_that_was_imported_too_early_is_said(registered: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a Python program does that draws a MuJoCo task with a policy of ours."""
+
+    def render(self: Any) -> Any:
+        raise type("FatalError", (Exception,), {"__module__": "mujoco"})("no OpenGL platform library")
+
+    monkeypatch.setattr(Drawn, "render", render)
+    env = make(registered(Drawn), EnvConfig(), 1)
+    monkeypatch.setitem(os.environ, "MUJOCO_GL", "")
+    with pytest.raises(UserError, match=r"no OpenGL platform library\): set MUJOCO_GL=egl before anything imports"):
+        env.reset(0)
+    monkeypatch.setitem(os.environ, "MUJOCO_GL", "egl")
+    with pytest.raises(UserError, match=r"mend its render\(\) first"):
         env.reset(0)
 
 

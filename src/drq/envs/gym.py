@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import os
 from collections.abc import Callable
 from typing import Any, Literal, SupportsFloat
 
@@ -220,6 +221,13 @@ class Sight:
         except gymnasium.error.DependencyNotInstalled as error:
             without = "--eval.no-video, and --env.observation state where it has no images"
             raise UserError(_needs_package(self._task, error, f"what it needs, or draw nothing ({without})")) from error
+        except Exception as error:
+            if type(error).__module__ != "mujoco" or os.environ.get("MUJOCO_GL"):
+                raise
+            # Its module was imported before anything of ours could choose.
+            raise UserError(
+                f"{self._task} cannot be drawn ({error}): set MUJOCO_GL=egl before anything imports mujoco."
+            ) from error
         shape, dtype = np.shape(picture), getattr(picture, "dtype", type(picture).__name__)
         if len(shape) != 3 or 0 in shape or shape[2] not in (3, 4) or dtype != np.uint8:
             raise UserError(
