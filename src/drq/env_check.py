@@ -155,7 +155,7 @@ def _differences(one: Recording, other: Recording) -> Iterator[str]:
         where = "the first frame" if not same_frames[0] else "what followed the first frame"
         yield (
             f"The same seed and actions gave another episode ({where} differed): let everything random follow from "
-            "reset(seed=...), as self.np_random does, or a resumed run will not be exact."
+            "reset(seed=...), as self.np_random does, and begin all else anew, or a resumed run will not be exact."
         )
 
 
