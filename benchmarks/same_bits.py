@@ -28,6 +28,7 @@ UPDATES, TRANSITIONS = 30, 5_000
 GAME, CONTROL = "atari/pong", "dmc/walker-walk"
 WAYS = {
     "planet": (CONTROL, {"preset": "planet"}),
+    "ablation": (CONTROL, {"preset": "ablation"}),
     "planet, float32": (CONTROL, {"preset": "planet", "engine.precision": "float32"}),
     "planet, IMPALA": (CONTROL, {"preset": "planet", "agent.encoder": "impala"}),
     "atari100k-eps": (GAME, {"preset": "atari100k-eps"}),
