@@ -20,7 +20,7 @@ from drq.training import clock as clock_module
 from drq.training import progress as progress_module
 from drq.training.clock import Clock
 from drq.training.evaluate import Episode, NumberedEpisodes
-from drq.training.progress import Progress, duration
+from drq.training.progress import Progress, duration, return_text
 from drq.training.run import Trainer
 from runs import small
 
@@ -66,6 +66,13 @@ def test_the_line_fits_the_terminal(columns: int, shares: bool) -> None:
 )
 def test_times_in_words(seconds: float, said: str) -> None:
     assert duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "said"), [(43.84, 2.06, "43.8 ± 2.1"), (0.952, 0.009, "0.95 ± 0.01"), (-0.35, None, "-0.35")]
+)
+def test_a_small_return_has_another_place(mean: float, std: float | None, said: str) -> None:
+    assert return_text(mean, std) == said
 
 
 def test_an_evaluation_says_what_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,7 @@ class EvalArguments:
 def eval_command(args: list[str]) -> None:
     from drq.training.clock import Clock
     from drq.training.policy import evaluate
-    from drq.training.progress import Progress, info_text
+    from drq.training.progress import Progress, info_text, return_text
 
     options = tyro.cli(EvalArguments, prog="drq eval", args=args)
     clock = Clock()
@@ -139,8 +139,8 @@ def eval_command(args: list[str]) -> None:
         print(json.dumps(found, indent=2))
         return
     count = f"{len(played.episodes)} episode{'s' * (len(played.episodes) != 1)}"
-    spread = f" ± {played.std:.1f}" if len(played.episodes) > 1 else ""
-    print(f"return {played.mean:.1f}{spread} over {count}{info_text(played.info)}")
+    std = played.std if len(played.episodes) > 1 else None
+    print(f"return {return_text(played.mean, std)} over {count}{info_text(played.info)}")
     if options.video is not None:
         print(f"video: {options.video}")
 

@@ -30,7 +30,7 @@ from drq.launch.transfer import RunStore
 from drq.suites import SUITES, Run, Suite, find_suite, slug
 from drq.training.checkpoint import drop_replay
 from drq.training.folder import write_atomically
-from drq.training.progress import duration
+from drq.training.progress import duration, return_text
 from drq.training.schedule import Schedule
 from drq.training.stopping import handled_by
 
@@ -323,7 +323,7 @@ class Launch:
         self.look_at = 0.0
         self.statuses[run] = status
         if status.state == "finished":
-            score = "" if status.last_return is None else f" with return {status.last_return:,.1f}"
+            score = "" if status.last_return is None else f" with return {return_text(status.last_return)}"
             self._say(f"Finished: {run}{score} after {duration(status.seconds or 0.0)}.")
         elif status.state == "failed":
             self._say(f"Failed: {run}: {status.error} ({self._error_file(run)})")

@@ -18,7 +18,7 @@ from drq.launch.suite_folder import SuiteFolder
 from drq.suites import Run
 from drq.training.folder import RunFolder
 from drq.training.lock import Holder
-from drq.training.progress import duration
+from drq.training.progress import duration, return_text
 
 State = Literal["finished", "running", "failed", "stopped", "waiting"]
 STYLES: dict[State, str] = {
@@ -170,7 +170,7 @@ def table(statuses: Sequence[RunStatus], *, title: str, rows: int, live: bool = 
             f"{100 * status.done / status.run.steps:.0f}%",
             "" if status.rate is None else f"{status.rate:,.0f}",
             "" if left is None else duration(left),
-            "" if status.last_return is None else f"{status.last_return:,.1f}",
+            "" if status.last_return is None else return_text(status.last_return),
             Text(state, style=STYLES[status.state]),
         )
     if hidden:

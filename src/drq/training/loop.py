@@ -24,7 +24,7 @@ from drq.training.folder import INFO, RunFolder
 from drq.training.logs import Logs
 from drq.training.policy import TrainedPolicy
 from drq.training.policy_file import PolicyFile
-from drq.training.progress import Progress, duration, info_text, normalised_text
+from drq.training.progress import Progress, duration, info_text, normalised_text, return_text
 from drq.training.schedule import Schedule
 from drq.training.seeds import Purpose, random_action, seed_for
 from drq.training.state import Best, RunState
@@ -176,7 +176,7 @@ class Loop:
         self.logs.log_eval(row)
         self._keep_if_best(request.agent_step, mean, weights)
         self.progress.say(
-            f"{self.schedule.text(request.agent_step)}: return {mean:.1f} ± {std:.1f} "
+            f"{self.schedule.text(request.agent_step)}: return {return_text(mean, std)} "
             f"over {len(scores)} episode{'s' * (len(scores) != 1)}"
             f"{normalised_text(mean, self.spec)}{info_text(info)}, {duration(self.clock.seconds)}"
         )

@@ -26,6 +26,12 @@ def duration(seconds: float) -> str:
     return f"{seconds // 86400} d {seconds % 86400 // 3600:02d} h"
 
 
+def return_text(mean: float, std: float | None = None) -> str:
+    """`43.8 ± 2.1`; of returns below 1, as where a success is worth 1, with another place: `0.95 ± 0.01`."""
+    places = 1 if abs(mean) >= 1 else 2
+    return " ± ".join(f"{number:.{places}f}" for number in (mean, std) if number is not None)
+
+
 def fitted(parts: Sequence[str], width: int) -> str:
     """The parts as one line: those at the end left out that a terminal of this width has no room for."""
     kept = list(parts)
@@ -80,7 +86,7 @@ class Progress:
         if left := self._clock.left(self.budget - done, evaluations):
             parts.append(f"{duration(left[0])} left" if left[1] else f"{duration(left[0])} + evaluation left")
         if last_return is not None:
-            parts.append(f"return {last_return:.1f}")
+            parts.append(f"return {return_text(last_return)}")
         if rate := self._clock.rate:
             parts += [f"{rate:,.0f} steps/s" if rate >= 10 else f"{rate:.1f} steps/s", self._clock.shares()]
         self._write(parts)

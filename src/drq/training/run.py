@@ -33,7 +33,7 @@ from drq.training.initial import begin_with
 from drq.training.lock import RunLock
 from drq.training.logs import Logs, require_wandb
 from drq.training.loop import Loop
-from drq.training.progress import Progress, duration, normalised_text
+from drq.training.progress import Progress, duration, normalised_text, return_text
 from drq.training.schedule import Schedule
 from drq.training.state import RunState
 from drq.training.stopping import StopSignal, Watch
@@ -145,7 +145,7 @@ class Trainer:
             result = self._result()
             self.progress.say(
                 f"{self.folder.path} is finished: {self.folder.finished_steps:,} {self.schedule.unit}, "
-                f"return {result.final_return:.1f}. Nothing to do."
+                f"return {return_text(result.final_return)}. Nothing to do."
             )
             return result
         self.checkpoints.check(self.device)
@@ -170,7 +170,7 @@ class Trainer:
         self.folder.finish(self.config.steps, self.clock.seconds)
         result = self._result()
         self.progress.say(
-            f"Done in {duration(self.clock.seconds)}: return {result.final_return:.1f}"
+            f"Done in {duration(self.clock.seconds)}: return {return_text(result.final_return)}"
             f"{normalised_text(result.final_return, self.loop.spec)} after "
             f"{self.schedule.text(self.schedule.agent_steps)}. {self.folder.path}"
         )
