@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import drq
 import own_env
 from drq.config import EngineConfig, TrainConfig
+from drq.envs.episode import numbers_in
 from drq.report.results import read_results
 from drq.training.folder import RunFolder
 from drq.training.logs import CsvLog
@@ -56,6 +58,13 @@ def test_the_last_steps_numbers_are_averaged_over_the_episodes(whole: Path) -> N
     assert {row["info_miss"] for row in (first, second, third)} == {"14.0"}
     assert float(third["info_is_success"]) in (0.0, 0.5, 1.0)
     assert 50 <= float(third["info_level"]) < 200
+
+
+def test_numbers_of_every_type_are_taken() -> None:
+    told = [1, 0.5, True, np.int8(1), np.float32(0.5), np.bool_(True), np.array(2), np.ones(1), "1"]
+    found = numbers_in({f"info {at}": each for at, each in enumerate(told)})
+    assert found == {f"info_{at}": number for at, number in enumerate([1.0, 0.5, 1.0, 1.0, 0.5, 1.0, 2.0])}
+    assert {type(number) for number in found.values()} == {float}
 
 
 def test_readers_and_the_report_take_them(whole: Path) -> None:

@@ -203,7 +203,7 @@ def numbers_in(info: Mapping[Any, Any]) -> dict[str, float]:
     """Those entries that can be averaged: finite numbers, and true and false."""
     found = {}
     for name, value in info.items():
-        scalar = value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
+        scalar = value[()] if isinstance(value, np.ndarray) else value  # a number, of an array without dimensions
         if isinstance(name, str) and isinstance(scalar, bool | int | float | np.bool_ | np.integer | np.floating):
             try:
                 number = float(scalar)
