@@ -212,6 +212,7 @@ def test_narrowing_keeps_the_rest() -> None:
     seeds = SUITES["km"].narrowed(seeds="4-7")
     assert (seeds.seeds, seeds.steps) == ((4, 5, 6, 7), SUITES["km"].steps)
     assert SUITES["km"].narrowed(steps=1).steps == 1
+    assert len(SUITES["km"].narrowed(seeds=10_000).seeds) == 10_000
     assert SUITES["km"].narrowed(seeds="0-0").seeds == (0,)
 
 
