@@ -21,7 +21,7 @@ from drq.presets import configure, settings_in
 from drq.report import report
 from drq.settings import flat
 from drq.suites import SUITES, Suite, find_suite, ranking
-from drq.suites.search import Search
+from drq.suites.search import Search, label_of
 
 SPACE = """
 tasks = ["toy/reach"]
@@ -87,6 +87,11 @@ def test_a_grid_is_every_combination(tmp_path: Path) -> None:
     assert [setting.overrides["agent.m"] for setting in with_common.settings] == [1, 1, 1, 1]
 
 
+def test_labels_are_short_where_that_tells_settings_apart() -> None:
+    assert label_of({"agent.learning_rate": 0.000316, "agent.k": 2, "env.x": 2.0}) == "learning_rate 0.000316, k 2, x 2"
+    assert label_of({"agent.x": 1, "env.x": "a", "agent.k": 2}) == "agent.x 1, env.x a, k 2"
+
+
 def test_the_papers_suites_search_nothing() -> None:
     assert {suite.search for suite in SUITES.values()} == {None}
 
@@ -100,7 +105,15 @@ def test_the_papers_suites_search_nothing() -> None:
         (SPACE.format(search="samples = 5\nkeep = 1"), "`keep` in [search] is 1"),
         (SPACE.format(search="sampels = 5"), "There is no key 'sampels' in [search]. Did you mean 'samples'"),
         (SPACE.format(search="samples = 100_000"), "has 100,000 settings: make it 10,000 or less"),
+        (GRID.format(search="").replace("[1, 2]", str([*range(1, 5_002)])), "has 10,002 settings: make it 10,000 or"),
         (SPACE.format(search="samples = 5").replace("low = 1e-4", "low = 1"), "give it low < high"),
+        (SPACE.format(search="samples = 5").replace("low = 1e-4", "low = 1e-2"), "give it low < high"),
+        (SPACE.format(search="samples = 5").replace("log = true", "log = 1"), "give it low < high"),
+        (
+            GRID.format(search="").replace("[1, 2]", "[]"),
+            "'agent.k' in [search.space] is []: give it a list or a range",
+        ),
+        (GRID.format(search="") + "low = 1\n", "'low' in [search.space] is 1: give it a list or a range"),
         (SPACE.format(search="samples = 5").replace("low = 1e-4", "low = 0"), "with log both above 0"),
         (SPACE.format(search="samples = 5").replace("low = 1e-4", "low = nan"), "give it low < high"),
         (SPACE.format(search="samples = 5").replace("low = 1e-4", 'low = "a"'), "give it low < high"),
@@ -115,6 +128,7 @@ def test_the_papers_suites_search_nothing() -> None:
         ),
         ('tasks = ["toy/reach"]\n[search]\nsamples = 3\n', "[search.space] is missing or empty"),
         ('tasks = ["toy/reach"]\n[search]\n[search.space]\n', "[search.space] is missing or empty"),
+        ('tasks = ["toy/reach"]\n[search]\nspace = 3\n', "[search.space] is missing or empty"),
     ],
 )
 def test_mistakes_are_said(tmp_path: Path, text: str, said: str) -> None:
