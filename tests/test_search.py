@@ -20,7 +20,7 @@ from drq.launch.suite_folder import SuiteFolder
 from drq.presets import configure, settings_in
 from drq.report import report
 from drq.settings import flat
-from drq.suites import SUITES, Suite, find_suite, ranking
+from drq.suites import SUITES, Suite, as_toml, find_suite, ranking
 from drq.suites.search import Search, label_of
 
 SPACE = """
@@ -70,11 +70,13 @@ def test_samples_are_the_same_every_time_and_more_are_added(tmp_path: Path) -> N
     assert [each[:2] for each in few] == values(read(tmp_path, without.format(search="samples = 5")))
 
 
-def test_a_range_without_log_is_even_and_may_begin_at_zero(tmp_path: Path) -> None:
-    text = SPACE.replace("agent.k = {{ low = 1, high = 4 }}", "agent.intensity_scale = {{ low = 0, high = 0.5 }}")
-    scales = [each[1] for each in values(read(tmp_path, text.format(search="samples = 40")))]
-    assert all(0 <= float(str(scale)) <= 0.5 for scale in scales)
-    assert sum(float(str(scale)) < 0.25 for scale in scales) in range(10, 31)
+@pytest.mark.parametrize(("low", "high"), [("0", "0.5"), ("0.0", "1")])
+def test_a_range_without_log_is_even_and_may_begin_at_zero(low: str, high: str, tmp_path: Path) -> None:
+    axis = f"agent.intensity_scale = {{{{ low = {low}, high = {high} }}}}"
+    text = SPACE.replace("agent.k = {{ low = 1, high = 4 }}", axis)
+    scales = [float(str(each[1])) for each in values(read(tmp_path, text.format(search="samples = 40")))]
+    assert all(0 < scale < float(high) for scale in scales)  # not rounded, as whole numbers alone would be
+    assert sum(scale < float(high) / 2 for scale in scales) in range(10, 31)
 
 
 def test_a_grid_is_every_combination(tmp_path: Path) -> None:
@@ -151,6 +153,18 @@ def test_the_best_went_furthest_and_ranks_best_over_tasks() -> None:
     # On a scale of returns the third would win by its task b alone.
     results |= {"two": {"a": (9.0, 3.0), "b": (9.0, 600.0)}, "three": {"a": (9.0, 0.5), "b": (9.0, 10_000.0)}}
     assert ranking(results)[0] == "two"
+    # Ranks of both tasks count: 0 and 3 are worse than 1 and 1.
+    returns = {"first": (9.0, 0.0), "even": (8.0, 8.0), "third": (1.0, 9.0), "last": (0.0, 7.0)}
+    assert ranking({label: {"a": (9.0, a), "b": (9.0, b)} for label, (a, b) in returns.items()})[0] == "even"
+    assert ranking({"half": {"a": (9.0, 5.0), "b": (3.0, 5.0)}, "whole": one}) == ["whole", "half"]
+    assert ranking({"one task": {"a": (9.0, 0.0)}, "whole": one}) == ["whole", "one task"]
+
+
+def test_settings_are_written_as_toml() -> None:
+    one = as_toml("cpu", ("toy/reach",), 900, {"agent.k": 2, "label": "\N{GRINNING FACE}"})
+    written = {"preset": "cpu", "steps": 900, "agent.k": 2, "label": "\N{GRINNING FACE}"}
+    assert tomllib.loads(one) == {"task": "toy/reach", **written}
+    assert tomllib.loads(as_toml("cpu", ("toy/reach", "toy/catch"), 900, {})) == {"preset": "cpu", "steps": 900}
 
 
 def finish(suite: Suite, folder: Path, steps: int, returns: dict[str, list[float]]) -> None:
