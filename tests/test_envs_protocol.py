@@ -9,7 +9,7 @@ import pytest
 
 from drq.config import EnvConfig
 from drq.envs import Action, Environment, EnvSpec, Frame, episode, make
-from drq.envs.episode import ActionRange, EnvStep
+from drq.envs.episode import ActionRange, EnvStep, limit_env_steps
 from drq.envs.rendering import choose_backend, missing_libraries
 from drq.envs.toy import ToySimulator
 from drq.errors import UserError
@@ -172,6 +172,11 @@ def test_an_action_is_scaled_to_its_bounds_or_taken_as_it_is_where_one_lacks() -
     scale = ActionRange(np.array([0, -10, -1e10, 0, -1e10]), np.array([4, 30, 1e10, 1e10, 0]), unbounded=1e10)
     expected = {-1.0: [0, -10, -1, 0, -1], 0.0: [2, 10, 0, 0, 0], 0.5: [3, 20, 0.5, 0.5, 0], 1.0: [4, 30, 1, 1, 0]}
     assert {action: scale(np.full(5, action, np.float32)).tolist() for action in expected} == expected
+
+
+def test_the_tighter_time_limit_holds() -> None:
+    both = ((9, 5), (5, 9), (None, 5), (5, None), (None, None))
+    assert [limit_env_steps(own, configured) for own, configured in both] == [5, 5, 5, 5, None]
 
 
 def test_the_time_that_drawing_takes_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
