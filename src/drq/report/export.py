@@ -76,7 +76,7 @@ def _csv_rows(runs: Sequence[RunResult], missing: Sequence[Place]) -> Iterator[l
                 if cell:
                     source, interval = "published", Estimate(cell.mean)
                     if cell.runs is not None:
-                        source, interval = "runs", statistics.estimate(statistics.mean, [cell.runs])
+                        source, interval = "runs", statistics.estimated_mean([cell.runs])
                     scores = [cell.seeds, cell.mean, cell.std, interval.low, interval.high]
                     yield [*place(table, task, system), source, *scores]
 

@@ -19,11 +19,11 @@ from drq.report.labels import NAMED, settings_of
 from drq.report.results import Place, RunResult, by_seeds
 from drq.report.statistics import Array, Estimate, Published
 
-METRICS: dict[str, Callable[..., Array]] = {
-    "Median": statistics.median,
-    "IQM": statistics.iqm,
-    "Mean": statistics.mean,
-    "Optimality gap": statistics.optimality_gap,
+METRICS: dict[str, Callable[[Sequence[Array]], Estimate]] = {
+    "Median": partial(statistics.estimate, statistics.median),
+    "IQM": partial(statistics.estimate, statistics.iqm),
+    "Mean": statistics.estimated_mean,
+    "Optimality gap": partial(statistics.estimate, statistics.optimality_gap),
 }
 MOST_PAIRS = 8
 """With more systems than this, ours are compared with published ones only, not with each other."""
@@ -301,7 +301,7 @@ def aggregates(table: ScoreTable) -> tuple[list[Aggregate], list[Improvement]]:
             name,
             len(games),
             sum(map(len, games.values())) if name in ours else 0,
-            {metric: statistics.estimate(function, list(games.values())) for metric, function in METRICS.items()},
+            {metric: estimated(list(games.values())) for metric, estimated in METRICS.items()},
         )
         for name, games in scores.items()
     ]
