@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -115,6 +116,12 @@ def test_a_file_with_mistakes(text: str, said: str, tmp_path: Path, capsys: pyte
     assert said in capsys.readouterr().err
 
 
+def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["train", "toy/reach", "--config", "gone.toml"])
+    assert "--config gone.toml cannot be read (gone.toml: No such file or directory): give" in capsys.readouterr().err
+
+
 def test_arguments_and_wrappers_of_an_environment(described: list[TrainConfig]) -> None:
     options = ["--env.kwargs", '{"gain": 0.5}', "--env.wrap", "own_env:Dim"]
     cli.main(["train", "gym/Lamp-v0", "--import", OWN_ENV, "--preset", "cpu", *options])
@@ -135,6 +142,8 @@ def test_arguments_and_wrappers_of_an_environment(described: list[TrainConfig]) 
 def test_arguments_may_be_written_as_python_has_them() -> None:
     """JSON has no tuples, which some constructors ask for, and true in lower case alone."""
     assert keyword_arguments('{"size": (64, 48), "dim": True}') == {"size": (64, 48), "dim": True}
+    for given in ({"size": (64, 48)}, {"sizes": {1: [2, 3]}}, {"size": [64, 48], "dim": True, "to": math.inf}):
+        assert keyword_arguments(flat({"env": {"kwargs": given}})["env.kwargs"]) == given
 
 
 @pytest.mark.parametrize(

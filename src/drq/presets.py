@@ -21,7 +21,7 @@ from drq.config import (
     TrainConfig,
 )
 from drq.envs import family_of
-from drq.errors import UserError, did_you_mean
+from drq.errors import UserError, did_you_mean, reason
 from drq.settings import flat, override, parse_json
 
 PLANET_ACTION_REPEAT = {
@@ -248,8 +248,7 @@ def settings_in(file: Path) -> dict[str, Any]:
         return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
-            f"--config {file} cannot be read ({type(error).__name__}: {error}): "
-            "give a TOML file, or the config.json of a run."
+            f"--config {file} cannot be read ({reason(error)}): give a TOML file, or the config.json of a run."
         ) from None
 
 

@@ -118,10 +118,12 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _as_text(kwargs: dict[str, Any]) -> str:
+    """As JSON where that says the same: it has no tuples, and texts alone for keys."""
     try:
-        return json.dumps(kwargs)
+        text = json.dumps(kwargs)
     except TypeError as error:
         raise UserError(f"env.kwargs is no JSON ({error}): give it numbers, texts, lists and tables.") from None
+    return text if json.loads(text) == kwargs else repr(kwargs)
 
 
 @cache
