@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,6 +20,9 @@ from emulation import Emulator
 torch.set_num_threads(1)  # two workers share two cores
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background: commands under test would too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# What torch.compile was killed while writing, in a place that all processes share, it reads again.
+COMPILED = tempfile.TemporaryDirectory(prefix="drq-compiled-", ignore_cleanup_errors=True)
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = COMPILED.name
 
 
 LONG = ("ray", "envs_group", "learning", "trace", "launcher", "drawing", "claims", "dqn", "rainbow", "speed", "nvrtc")
