@@ -1,9 +1,9 @@
 """Trains a published run again, and compares: python scripts/repeat.py results/planet/dmc-finger-spin/drq/seed-1
 
-On the same kind of machine, with the same versions, a seed gives the same numbers whatever else runs there. Compared
-are the rows of train.csv that were kept: losses, Q-values, entropies and returns of training, in every digit. (What
-evaluations score hangs on how many threads play them.) `--until 25_000` is enough for most doubts; the same command
-with more goes on from there.
+On the same kind of machine, with the same versions, a seed should give the same numbers whatever else runs there; which
+runs on a GPU do is in docs/reliability.md. Compared are the rows of train.csv that were kept: losses, Q-values,
+entropies and returns of training, in every digit. (What evaluations score hangs on how many threads play them.)
+`--until 25_000` is enough for most doubts; the same command with more goes on from there.
 """
 
 from __future__ import annotations
