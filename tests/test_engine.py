@@ -169,11 +169,13 @@ GPU_ENGINES = {
     "graphs": (dataclasses.replace(PLAIN, cuda_graphs="on"), 1e-4),
     "compiled": (dataclasses.replace(PLAIN, compile="on"), 1e-4),
     "compiled graphs": (dataclasses.replace(PLAIN, compile="on", cuda_graphs="on"), 1e-4),
-    "tf32 graphs": (dataclasses.replace(PLAIN, precision="tf32", cuda_graphs="on"), 5e-3),
-    "bf16": (dataclasses.replace(PLAIN, precision="bf16"), 0.02),
-    "kernels": (dataclasses.replace(PLAIN, precision="bf16", kernels="on"), 0.02),
-    "default": (EngineConfig(), 0.02),
+    "tf32 graphs": (dataclasses.replace(PLAIN, precision="tf32", cuda_graphs="on"), 0.1),
+    "bf16": (dataclasses.replace(PLAIN, precision="bf16"), 0.35),
+    "kernels": (dataclasses.replace(PLAIN, precision="bf16", kernels="on"), 0.35),
+    "default": (EngineConfig(), 0.35),
 }
+"""Each with how far a gradient may be from float32's, as a share of it. Of 16 random pictures they were off by up to
+2e-6 in float32, 0.05 in TF32 and 0.25 in bfloat16 on an H200; one that is missing is off by 1."""
 
 
 @pytest.mark.gpu
@@ -181,8 +183,13 @@ GPU_ENGINES = {
 @pytest.mark.parametrize(("spec", "agent"), CASES, ids=["sac", "dqn"])
 def test_every_engine_on_the_gpu(spec: EnvSpec, agent: AgentConfig, name: str) -> None:
     engine, tolerance = GPU_ENGINES[name]
-    plain, fast = make_learner(spec, agent, PLAIN, "cuda"), make_learner(spec, agent, engine, "cuda")
-    assert distance(weights_after(plain, 4), weights_after(fast, 4)) < tolerance
+    if isinstance(agent, DQNConfig):
+        agent = dataclasses.replace(agent, max_grad_norm=1e9)  # only PyTorch writes clipped gradients back
+    plain = make_learner(spec, agent, PLAIN, "cuda")
+    expected, later = gradients_of(plain), weights_after(plain, 3)  # before the other allows TF32
+    fast = make_learner(spec, agent, engine, "cuda")
+    assert_same_gradients(gradients_of(fast), expected, within=tolerance)
+    assert distance(later, weights_after(fast, 3)) < 0.02
     if name in ("kernels", "default") and spec is CONTROL:
         assert fast.backend.fused
 
@@ -273,7 +280,7 @@ def test_gradients_of_a_batch_of_the_paper(batch_size: int, update: int) -> None
         learner.updates = update
         found.append(gradients_of(learner))
     assert learner.backend.fused
-    assert_same_gradients(*reversed(found), within=0.15)
+    assert_same_gradients(*reversed(found), within=0.15)  # on an H200 0.11 of 128 transitions and 0.04 of 512
 
 
 KERNELS = ["transitions", "store", "adam", "gradient_norm", "bias_relu", "stacked"]
