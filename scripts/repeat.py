@@ -70,25 +70,21 @@ def refuse(sentence: str) -> int:
     return 2
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="its folder, with config.json and train.csv")
-    parser.add_argument("--until", type=int, default=sys.maxsize, metavar="ENV_STEPS", help="where to stop")
-    parser.add_argument("--dir", type=Path, help="where to train (a folder in runs/again)")
-    args = parser.parse_args()
-    if not (args.run / "train.csv").exists():
-        return refuse(f"{args.run} has no train.csv: name the folder of a run.")
-    there, again = logged(args.run), args.dir or Path("runs/again", *args.run.resolve().parts[1:][-4:])
+def repeat(run: Path, until: int, again: Path) -> int:
+    """Trains it into that folder and says whether its rows agree: 0 if they do."""
+    if not (run / "train.csv").exists():
+        return refuse(f"{run} has no train.csv: name the folder of a run.")
+    there = logged(run)
     try:
-        settings = settings_in(args.run / "config.json")
-        config, before = configure(settings.get("task", ""), settings), made_with(args.run)
+        settings = settings_in(run / "config.json")
+        config, before = configure(settings.get("task", ""), settings), made_with(run)
         drq.train(
             config,
             dir=str(again),
             device=before.get("device", config.device),
             engine={"precision": before.get("precision", config.engine.precision)},
             eval={"video": False},
-            callbacks=[Until(args.until)],
+            callbacks=[Until(until)],
         )
     except drq.UserError as error:
         return refuse(str(error))
@@ -100,6 +96,23 @@ def main() -> int:
     same, sentence = verdict(there, logged(again))
     print(sentence)
     return 0 if same else 1
+
+
+def arguments(about: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="its folder, with config.json and train.csv")
+    parser.add_argument("--until", type=int, default=sys.maxsize, metavar="ENV_STEPS", help="where to stop")
+    parser.add_argument("--dir", type=Path, help="where to train (a folder in runs/again)")
+    return parser
+
+
+def folder(args: argparse.Namespace) -> Path:
+    return args.dir or Path("runs/again", *args.run.resolve().parts[1:][-4:])
+
+
+def main() -> int:
+    args = arguments(__doc__).parse_args()
+    return repeat(args.run, args.until, folder(args))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,11 @@
-"""scripts/repeat.py: a run trained again has the digits of the first, and one digit that differs is found."""
+"""A run trained again has the digits of the first, and one digit that differs is found.
+
+By scripts/repeat.py; scripts/jumps.py takes jumps of its loss apart on the way.
+"""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,13 +13,14 @@ from pathlib import Path
 import pytest
 
 import drq
+from drq.config import DQNConfig
 from runs import small
 
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "repeat.py"
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
 
-def repeat(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(SCRIPT), *args], cwd=folder, capture_output=True, text=True)
+def repeat(folder: Path, *args: str, script: str = "repeat.py") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(SCRIPTS / script), *args], cwd=folder, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +63,28 @@ def test_what_a_run_was_made_with_is_said_where_it_differs(published: Path) -> N
 def test_a_folder_without_a_run_is_refused(published: Path) -> None:
     done = repeat(published, "results")
     assert (done.returncode, done.stderr) == (2, "results has no train.csv: name the folder of a run.\n")
+
+
+def test_an_update_whose_loss_jumps_is_taken_apart(published: Path) -> None:
+    """By the weights and random numbers that it had: the loss comes out again, and no digit of the run changes."""
+    run = published / "results" / "another" / "drq" / "seed-1"
+    drq.train(small(run), quiet=True)
+    asked = ("results/another/drq/seed-1", "--factor", "1", "--least", "0", "--most", "2")
+    done = repeat(published, *asked, script="jumps.py")
+    assert done.returncode == 0, done.stderr
+    jumps = re.findall(r"loss (\S+), .*\n.*\n  again without graphs (\S+), in float32 (\S+);", done.stdout)
+    assert len(jumps) == 2
+    assert all(again == loss and float(exact) == pytest.approx(float(loss), rel=0.05) for loss, again, exact in jumps)
+    assert done.stdout.count("by one transition") == 8
+    assert done.stdout.endswith("agree in every digit.\n")
+
+
+def test_jumps_are_of_control_alone(published: Path) -> None:
+    run = published / "results" / "catch" / "drq" / "seed-1"
+    agent = DQNConfig(batch_size=8, hidden_dim=16, encoder="sac-ae", seed_steps=20)
+    drq.train(small(run, "toy/catch", steps=30, agent=agent), quiet=True)
+    done = repeat(published, "results/catch/drq/seed-1", script="jumps.py")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        2,
+        "Only SAC has a critic's loss: name the folder of a control run.",
+    )

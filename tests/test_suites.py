@@ -420,22 +420,24 @@ def test_the_suites_of_the_strong_agent_differ_in_what_they_compare(tmp_path: Pa
     assert all(found == [dataclasses.replace(strong, k=2, m=2)] for found in views.values())
 
 
-def test_the_suite_of_falling_walkers_repeats_the_ablation_in_two_precisions(tmp_path: Path) -> None:
-    """Its first setting is the one of `versions` to the letter; the other differs in how it is computed alone."""
+def test_the_suite_of_falling_walkers_goes_on_from_the_ablation(tmp_path: Path) -> None:
+    """Its settings are those of `versions` to the letter, with other seeds; TF32 is but another way to compute them."""
     falls, versions = find_suite(str(BENCHMARKS / "walker-falls.toml")), SUITES["versions"]
-    (ablation,) = (
-        versions.config(run, tmp_path)
-        for run in versions.runs()
-        if (run.task, run.label, run.seed) == ("dmc/walker-walk", "K=2 M=2", 1)
-    )
-    configs = [falls.config(run, tmp_path) for run in falls.runs()]
-    assert {config.task for config in configs} == {ablation.task}
-    assert all(
-        (config.agent, config.env, config.replay) == (ablation.agent, ablation.env, ablation.replay)
-        for config in configs
-    )
-    found = {(config.engine.precision, config.seed) for config in configs}
-    assert found == {(precision, seed) for precision in ("auto", "tf32") for seed in range(1, 9)}
+
+    def configs(suite: Suite, label: str) -> dict[int, TrainConfig]:
+        runs = [run for run in suite.runs() if (run.task, run.label) == ("dmc/walker-walk", label)]
+        return {run.seed: suite.config(run, tmp_path) for run in runs}
+
+    for label, of_versions, precision in (
+        ("K=2 M=2", "K=2 M=2", "auto"),
+        ("K=2 M=2, TF32", "K=2 M=2", "tf32"),
+        ("K=1 M=1", "K=1 M=1", "auto"),
+    ):
+        there, here = configs(versions, of_versions)[1], configs(falls, label)
+        assert set(here) == {3, 4, 5, 6, 7, 8}
+        assert {config.engine.precision for config in here.values()} == {precision}
+        for config in here.values():
+            assert (config.agent, config.env, config.replay) == (there.agent, there.env, there.replay)
 
 
 def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:

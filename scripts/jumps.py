@@ -1,0 +1,122 @@
+"""Trains a published run of control again, and takes apart the updates at which the critic's loss jumps:
+
+    python scripts/jumps.py results/walker-falls/dmc-walker-walk/k2-m2/seed-3 --until 50_000
+
+A jump is a loss of several times the median of the (at most 300) before it. Of each are shown the losses before and
+after; the loss of the same transitions and random numbers in float32, by the weights that the update found, which tells
+whether rounding or a kernel has part in it; and the transitions that make up most of it. Like repeat.py it then says
+whether the rows of train.csv agree: to look changes no digit.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from drq.agents import make_agent
+from drq.agents.sac import SAC
+from drq.config import EngineConfig
+from drq.engine import EngineSettings, FastBackend, Learner
+from drq.errors import UserError
+from drq.replay import Batch
+from repeat import arguments, folder, repeat
+
+REMEMBERED, AFTER, SHOWN = 300, 30, 4
+"""Losses that make the median; losses and transitions that are shown of a jump."""
+FLOAT32 = EngineConfig(precision="float32", compile="off", cuda_graphs="off", kernels="off")
+
+
+class Watch:
+    """What happens around the updates of a learner."""
+
+    def __init__(self, factor: float, least: float, most: int) -> None:
+        self.factor, self.least, self.left = factor, least, most
+        self.recent: deque[float] = deque(maxlen=REMEMBERED)
+        self.after: list[float] | None = None
+        self.weights: list[Tensor] = []
+        """As the update found them."""
+        self.eager: dict[str, Learner] = {}
+        """The same agent in the run's own precision and in float32, without graphs."""
+
+    def update(self, learner: Learner) -> None:
+        if not isinstance(learner.agent, SAC):
+            raise UserError("Only SAC has a critic's loss: name the folder of a control run.")
+        random = learner.generator.get_state()
+        now = list(learner.agent.modules.state_dict().values())
+        self.weights = self.weights or [value.clone() for value in now]
+        torch._foreach_copy_(self.weights, now)
+        plainly(learner)
+        loss = learner.metrics()["critic_loss"]
+        if self.after is not None:
+            self.after.append(loss)
+            if len(self.after) == AFTER:
+                print("  after it:", *(f"{value:.3g}" for value in self.after), flush=True)
+                self.after = None
+        elif self.left and len(self.recent) >= AFTER:
+            median = statistics.median(self.recent)
+            if loss > max(self.factor * median, self.least):
+                self.left, self.after = self.left - 1, []
+                print(f"update {learner.updates:,}: loss {loss:.4g}, the median before it {median:.3g}")
+                print("  before it:", *(f"{value:.3g}" for value in list(self.recent)[-5:]))
+                self.take_apart(learner, random)
+        self.recent.append(loss)
+
+    def take_apart(self, learner: Learner, random: Tensor) -> None:
+        """The transitions of the update, by the weights and random numbers that it had."""
+        agent = learner.agent
+        if not self.eager:
+            ours = EngineConfig(precision=learner.engine.precision, compile="off", cuda_graphs="off")
+            for name, config in (("as trained", ours), ("in float32", FLOAT32)):
+                settings = EngineSettings.resolve(config, learner.backend.device, agent.config)
+                backend = FastBackend(settings)
+                same = make_agent(learner.replay.spec, agent.config, backend, seed=0)
+                self.eager[name] = Learner(same, learner.replay, backend, seed=0)
+        generator = torch.Generator(learner.backend.device)
+        generator.set_state(random)
+        draws = agent.draw(generator)
+        batch = learner.backend.batch(learner.replay, learner.replay.draw(agent.batch_size, generator))
+        found = {name: self.values(eager, batch, draws) for name, eager in self.eager.items()}
+        learner.engine.apply_globally()
+        (q, y), (exact_q, exact_y) = found.values()
+        errors = {name: (q - y).square().mean(1).sum(0) for name, (q, y) in found.items()}
+        loss, exact = (float(error.mean()) for error in errors.values())
+        print(f"  again without graphs {loss:.4g}, in float32 {exact:.4g}; at most apart: ", end="")
+        print(f"Q {float((q - exact_q).abs().max()):.3g}, targets {float((y - exact_y).abs().max()):.3g}")
+        share = errors["as trained"] / errors["as trained"].sum()
+        for number in share.argsort(descending=True)[:SHOWN].tolist():
+            seen = " ".join(f"{value:.1f}" for value in q[:, :, number].flatten().tolist())
+            print(f"  {float(share[number]):4.0%} by one transition: Q of each critic's views {seen}, ", end="")
+            print(f"target {float(y[number]):.1f}, reward {float(batch.reward[number]):.2f}", flush=True)
+
+    def values(self, eager: Learner, batch: Batch, draws: object) -> tuple[Tensor, Tensor]:
+        """Q-values, [critics, views, N], and targets, [N]."""
+        agent = eager.agent
+        names = agent.modules.state_dict().keys()
+        agent.modules.load_state_dict(dict(zip(names, self.weights, strict=True)))
+        eager.engine.apply_globally()
+        with torch.no_grad():
+            *q, _ = agent.predictions(batch, draws)
+            y = agent.targets(batch, draws).double().cpu()
+        return torch.stack(q).unflatten(1, (-1, len(y))).double().cpu(), y
+
+
+plainly = Learner.update
+
+
+def main() -> int:
+    parser = arguments(__doc__)
+    parser.add_argument("--factor", type=float, default=8.0, help="a jump is so many times the median")
+    parser.add_argument("--least", type=float, default=3.0, metavar="LOSS", help="and at least so much")
+    parser.add_argument("--most", type=int, default=25, metavar="JUMPS", help="how many are shown")
+    args = parser.parse_args()
+    watch = Watch(args.factor, args.least, args.most)
+    Learner.update = lambda learner: watch.update(learner)  # type: ignore[method-assign]
+    return repeat(args.run, args.until, folder(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
