@@ -199,6 +199,17 @@ def test_a_dry_run_prints_the_runs_and_touches_nothing(tmp_path: Path, capsys: p
     assert not out.exists()
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_file_is_no_suites_folder(inside: bool, dry_run: bool, tmp_path: Path) -> None:
+    file = Path(write_suite(tmp_path, GOOD))
+    folder = file / "runs" if inside else file
+    with pytest.raises(UserError, match=f"^{re.escape(str(file))} is a file: choose another --dir.$"):
+        run_suite(SuiteRunArguments(str(file), dir=folder, jobs=1, dry_run=dry_run))
+    with pytest.raises(UserError, match="holds no suite"):
+        suite_status(folder)
+
+
 def test_a_suite_is_kept_among_the_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

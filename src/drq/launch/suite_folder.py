@@ -83,7 +83,7 @@ class SuiteFolder:
             record = SuiteRecord(**{**plain, "runs": tuple(Run(**run) for run in plain["runs"])})
             record.check()
             return record
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise UserError(
                 f"{self.path} holds no suite (it has no suite.json): name the --dir of a `drq suite run`."
             ) from None
@@ -93,6 +93,9 @@ class SuiteFolder:
     def joined(self, suite: Suite) -> SuiteRecord:
         """What the folder holds once this suite's runs are added; another suite's do not go in with them."""
         asked = SuiteRecord.of(suite)
+        for path in (self.path, *self.path.parents):
+            if path.is_file():
+                raise UserError(f"{path} is a file: choose another --dir.")
         if not self.file.exists():
             return asked
         held = self.read()
