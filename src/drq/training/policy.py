@@ -29,6 +29,7 @@ from drq.training.evaluate import Evaluation, ShowProgress
 from drq.training.evaluation_service import make_evaluator
 from drq.training.folder import RunFolder
 from drq.training.policy_file import read_policy_file
+from drq.training.progress import return_text
 from drq.training.seeds import Purpose, seed_for
 from drq.training.video import check_video, save_video
 from drq.training.window import open_window
@@ -283,6 +284,6 @@ def evaluate(
         except (OSError, RuntimeError) as error:  # the encoder's own text has many lines
             raise UserError(
                 f"The video {video} could not be written ({reason(error)}): see that its folder has room and may be "
-                f"written. The return was {played.mean:.1f} ± {played.std:.1f}."
+                f"written. The return was {return_text(played.mean, played.std)}."
             ) from error
     return played
