@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import resource
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import imageio.v2 as imageio
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -25,6 +28,7 @@ from drq.training import checkpoint as checkpoint_module
 from drq.training import evaluation_service, logs, policy
 from drq.training.evaluate import Evaluation
 from drq.training.loop import Loop
+from drq.training.video import save_video
 from runs import assert_same_run, fails, rows, small
 
 
@@ -162,6 +166,23 @@ def test_what_was_played_is_said_where_its_video_has_no_room(
     assert "\n" not in str(raised.value)
     assert "play.mp4 could not be written ([Errno 32] Broken pipe): see that" in str(raised.value)
     assert "The return was 0.95 ± 0.00." in str(raised.value)
+
+
+def test_a_video_appears_whole_or_not_at_all(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (10, 239, 241, 3), dtype=np.uint8)
+    with pytest.raises(OSError, match=r"^No such file or directory$"):
+        save_video(Path("/proc/play.mp4"), list(noise))
+    _, most = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, most))  # so few pictures that the encoder has them all by then
+    try:
+        with pytest.raises(OSError, match="ffmpeg ended with"):
+            save_video(tmp_path / "play.mp4", list(noise))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+    save_video(tmp_path / "play.mp4", list(noise))
+    assert np.shape(imageio.mimread(tmp_path / "play.mp4")) == (10, 240, 242, 3)
+    assert capfd.readouterr().err == ""
 
 
 def test_settings_that_do_not_change_what_is_learnt_may_change(halfway: Path, whole: Path) -> None:
