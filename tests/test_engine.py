@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
 
 from drq.agents import Returns, make_agent
 from drq.agents.sac import SAC
@@ -95,21 +96,33 @@ def test_compiled_on_the_cpu_equals_eager() -> None:
     assert distance(weights_after(plain, 3), weights_after(compiled, 3)) < 1e-4
 
 
+NO_COMPILER = RuntimeError("Failed to find C compiler\nmore")
+KILLED = ImportError("/tmp/cr6l.main.so: file too short", path="/tmp/cr6l.main.so")
+
+
+@pytest.mark.parametrize(
+    ("gradients_only", "error", "remedy"),
+    [(False, NO_COMPILER, ""), (True, KILLED, " Delete that file, and later runs compile again.")],
+    ids=["no compiler", "a compiler that was killed"],
+)
 def test_where_torch_compile_fails_the_update_is_not_compiled(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    gradients_only: bool,
+    error: Exception,
+    remedy: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def compile(function: Any, **_: Any) -> Any:
-        def fails(*args: Any) -> Any:
-            raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.\nmore")
+    def fails(*args: Any) -> Any:
+        raise error
 
-        return fails
-
-    monkeypatch.setattr(torch, "compile", compile)
+    backend = aot_autograd(fw_compiler=lambda graph, _: graph if gradients_only else fails(), bw_compiler=fails)
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **how: compile(function, backend=backend, **how))
     plain = make_learner(CONTROL, SAC_SETTINGS, PLAIN, "cpu")
     failing = make_learner(CONTROL, SAC_SETTINGS, dataclasses.replace(PLAIN, compile="on"), "cpu")
     expected, found = weights_after(plain, 2), weights_after(failing, 2)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    said = "Going on without torch.compile: Failed to find C compiler. Please specify via CC environment variable."
+    said = f"Going on without torch.compile: {str(error).splitlines()[0]}.{remedy}"
     assert capsys.readouterr().err.splitlines() == [said]
 
     def without_memory() -> None:

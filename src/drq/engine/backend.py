@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._functorch import config as functorch_config
 from torch.optim import Optimizer
 
 from drq.agents.protocol import Agent
@@ -281,14 +283,20 @@ class FastBackend(Backend):
         if function not in self._compiled:
             self._compiled[function] = torch.compile(function, dynamic=False)
         try:
-            result: T = self._compiled[function](*args, **kwargs)
+            # On a CPU gradients are compiled here too, not by `backward`, where nothing would notice a library that an
+            # earlier run was killed while writing.
+            on_cpu = self.device.type == "cpu"
+            with functorch_config.patch(force_non_lazy_backward_lowering=True) if on_cpu else nullcontext():
+                result: T = self._compiled[function](*args, **kwargs)
         except Exception as error:  # of a compiler that is missing, among others: what is raised then, nobody promises
             if in_words(error) is not None:
                 raise
             result = function(*args, **kwargs)  # pure, so that a fault of its own shows here again
             self._uncompilable = True
+            error = getattr(error, "inner_exception", error)  # PyTorch's own says at times only that there is one
             reason = str(error).partition("\n")[0].rstrip(":.") or type(error).__name__
-            print(f"Going on without torch.compile: {reason}.", file=sys.stderr)
+            remedy = " Delete that file, and later runs compile again." if getattr(error, "path", None) else ""
+            print(f"Going on without torch.compile: {reason}.{remedy}", file=sys.stderr)
         return result
 
     def run_beside(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
