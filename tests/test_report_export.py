@@ -12,6 +12,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
+from scipy.stats import t
 
 from drq.errors import UserError
 from drq.report import page, report
@@ -229,12 +230,13 @@ def test_figure_of_runs_with_one_evaluation_shows_where_they_stand(tmp_path: Pat
     assert [set(line.get_ydata()) for line in axis.lines[:2]] == [{height} for height in heights[:2]]
     bottom, top = axis.get_ylim()
     assert bottom > heights[3] > heights[2] > heights[1] > heights[0] > top
-    for label, height, bar in zip(labels[2:], heights[2:], axis.containers, strict=True):
+    for label, height, bar, runs in zip(labels[2:], heights[2:], axis.containers, (5, 4), strict=True):
         (z,), (at,) = bar[0].get_data()
         (low, _), (high, _) = bar[2][0].get_segments()[0]
         mean, error = map(float, label.partition(": ")[2].split(" ± "))
         assert (z, at) == (pytest.approx(mean, abs=0.005), height)
-        assert (low, high) == pytest.approx((mean - 1.96 * error, mean + 1.96 * error), abs=0.02)
+        reach = t.ppf(0.975, runs - 1) * error  # nearly: the error of 100 published runs is a small part of it
+        assert (low, high) == pytest.approx((mean - reach, mean + reach), rel=0.03)
     # Marked are the mean of the published runs, and a standard deviation about it.
     assert [0, 0] in [list(line.get_xdata()) for line in axis.lines]
     shaded = axis.patches[0].get_extents().transformed(axis.transData.inverted())

@@ -66,7 +66,7 @@ def _csv_rows(runs: Sequence[RunResult], missing: Sequence[Place]) -> Iterator[l
             scores = [len(z), float(z.mean()), statistics.sample_std(z), None, None]
             yield [*place(standing, task, standing.system), source, *scores]
         for mean in standing.means():
-            ends = (None, None) if mean.error is None else (mean.z - 1.96 * mean.error, mean.z + 1.96 * mean.error)
+            ends = (None, None) if mean.reach is None else (mean.z - mean.reach, mean.z + mean.reach)
             yield [*place(standing, mean.of, standing.system), source, mean.runs, mean.z, None, *ends]
     for table in score_tables(runs, missing):
         for (task, system), count in Counter((one.task, one.system) for one in table.missing).items():
@@ -229,14 +229,14 @@ def _draw_standings(figure: Figure, tables: Sequence[StandingTable], systems: Se
             axis.plot([each.z for each in runs], [row] * len(runs), "o", color=colour, markersize=5)
         means = table.means()
         for row, mean in enumerate(means, len(table.rows) + 1):
-            axis.errorbar(mean.z, row, xerr=1.96 * (mean.error or 0.0), fmt="D", color=colour, markersize=6, capsize=3)
+            axis.errorbar(mean.z, row, xerr=mean.reach or 0.0, fmt="D", color=colour, markersize=6, capsize=3)
         names = [f"{mean.of.partition(', which')[0]}: {mean}" for mean in means]
         at = [*range(len(table.rows)), *range(len(table.rows) + 1, len(table.rows) + 1 + len(means))]
         axis.set_yticks(at, [*map(task_title, table.rows), *names], fontsize=8)
         axis.axvspan(-1, 1, color="#7b828c", alpha=0.12, linewidth=0)
         axis.axvline(0, color="#7b828c", linewidth=1, linestyle=":")
         marks = [abs(each.z) for runs in table.rows.values() for each in runs]
-        ends = [abs(mean.z) + 1.96 * (mean.error or 0.0) for mean in means]
+        ends = [abs(mean.z) + (mean.reach or 0.0) for mean in means]
         reach = max(3.0, 1.05 * max(marks + ends))
         axis.set_xlim(-reach, reach)
         axis.set_ylim(at[-1] + 0.7, -0.7)

@@ -80,13 +80,14 @@ class Standing:
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean z-score of some of the runs, and its standard error."""
+    """The mean z-score of some of the runs, its standard error, and how far its 95% interval goes either way."""
 
     of: str
     runs: int
     tasks: int
     z: float
     error: float | None
+    reach: float | None
 
     def __str__(self) -> str:
         return f"{self.z:+.2f}" + ("" if self.error is None else f" ± {self.error:.2f}")
@@ -128,10 +129,10 @@ class StandingTable:
 
 
 def _mean(of: str, rows: Collection[Sequence[Standing]]) -> Mean:
-    z, error = statistics.mean_z(
+    found = statistics.mean_z(
         [np.array([each.z for each in runs]) for runs in rows], [runs[0].reference.runs for runs in rows]
     )
-    return Mean(of, sum(map(len, rows)), len(rows), z, error)
+    return Mean(of, sum(map(len, rows)), len(rows), *found)
 
 
 def standing_tables(runs: Sequence[RunResult]) -> list[StandingTable]:

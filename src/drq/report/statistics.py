@@ -156,18 +156,21 @@ def normal_score(value: float, others: Array) -> float:
     return float(norm.ppf((below + 0.5 * tied + 0.5) / (len(others) + 1)))
 
 
-def mean_z(scores: Scores, published: Sequence[int]) -> tuple[float, float | None]:
-    """Mean of the z-scores of all runs, and its standard error; None for a single run.
+def mean_z(scores: Scores, published: Sequence[int]) -> tuple[float, float | None, float | None]:
+    """Mean of the z-scores of all runs, its standard error, and how far its 95% interval goes either way; of a single
+    run there are neither.
 
-    The sample standard deviation over the root of the number of runs, and in quadrature the error of the published
-    means: 1 / sqrt(runs) of a standard deviation for each task, shared by all of our runs of it.
+    The error is the sample standard deviation over the root of the number of runs, and in quadrature the error of the
+    published means: 1 / sqrt(runs) of a standard deviation for each task, shared by all of our runs of it.
     """
     z = np.concatenate(scores)
     if len(z) < 2:
-        return float(z.mean()), None
-    shares = np.array([len(runs) for runs in scores]) / len(z)
-    theirs = float((shares**2 / np.array(published)).sum())
-    return float(z.mean()), float(np.sqrt(z.var(ddof=1) / len(z) + theirs))
+        return float(z.mean()), None, None
+    errors = [Error(float(z.var(ddof=1)) / len(z), len(z) - 1)]
+    errors += [
+        Error((len(x) / len(z)) ** 2 / runs, max(runs - 1, 1)) for x, runs in zip(scores, published, strict=True)
+    ]
+    return float(z.mean()), sum(error.variance for error in errors) ** 0.5, _reach(errors)
 
 
 def _has_interval(scores: Scores) -> bool:
@@ -189,15 +192,20 @@ def _errors(scores: Scores) -> list[Error]:
 
 
 def _welch(value: float, errors: Sequence[Error]) -> Estimate:
-    """A number with Student's interval, its degrees of freedom by Welch and Satterthwaite."""
+    """A number with Student's interval."""
     if not all(error.freedom for error in errors):
         return Estimate(value)
+    reach = _reach(errors)
+    return Estimate(value, value - reach, value + reach)
+
+
+def _reach(errors: Sequence[Error]) -> float:
+    """Half of Student's interval, its degrees of freedom by Welch and Satterthwaite."""
     variance = sum(error.variance for error in errors)
     if not variance:
-        return Estimate(value, value, value)
+        return 0.0
     freedom = variance**2 / sum(error.variance**2 / error.freedom for error in errors)
-    reach = float(t.ppf(LEVELS[1] / 100, freedom)) * variance**0.5
-    return Estimate(value, value - reach, value + reach)
+    return float(t.ppf(LEVELS[1] / 100, freedom) * variance**0.5)
 
 
 def _with_interval(value: float, resampled: Array) -> Estimate:

@@ -255,7 +255,7 @@ function standingChart(standing, rows) {
   const below = standing.means.length * step + 10;
   const height = top + rows.length * step + below + 40;
   const marks = rows.flatMap((row) => row.runs.map((run) => Math.abs(run.z)));
-  const furthest = standing.means.map((mean) => Math.abs(mean.z) + 1.96 * (mean.error ?? 0));
+  const furthest = standing.means.map((mean) => Math.abs(mean.z) + (mean.reach ?? 0));
   const reach = Math.max(3, Math.ceil(Math.max(...marks, ...furthest)));
   const px = (z) => +(left + ((z + reach) / (2 * reach)) * (width - left - right)).toFixed(1);
   const foot = height - 36;
@@ -272,7 +272,7 @@ function standingChart(standing, rows) {
     }),
     standing.means.map((mean, index) => {
       const y = top + rows.length * step + 10 + (index + 0.5) * step;
-      const ends = mean.error === null ? null : [px(mean.z - 1.96 * mean.error), px(mean.z + 1.96 * mean.error)];
+      const ends = mean.reach === null ? null : [px(mean.z - mean.reach), px(mean.z + mean.reach)];
       return [label(index ? "of seeds all tasks have" : "mean of all runs", y, { class: "strong" }),
         ends ? svg("line", { class: "range", x1: ends[0], x2: ends[1], y1: y, y2: y, style: `stroke:${colour(standing.system)}` }) : null,
         mark(standing.system, px(mean.z), y)];
