@@ -7,7 +7,9 @@ import io
 import json
 import re
 import runpy
+import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -272,3 +274,23 @@ def test_a_missing_package_is_one_sentence(
         runpy.run_module("drq", run_name="__main__", alter_sys=True)
     assert stopped.value.code == 2
     assert capsys.readouterr().err == f"drq: {missing} is not installed: `python -m drq.doctor` says what to type.\n"
+
+
+def test_ctrl_c_is_quiet_from_the_first_import_on() -> None:
+    """But for two small ones of Python's."""
+    pressed = """
+import importlib, sys, typing
+class Keyboard:
+    def find_spec(self, name, *_):
+        if name not in ("drq", "drq.__main__"):
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Keyboard())
+from drq.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", pressed], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_the_version_is_the_installed_one() -> None:
+    assert drq("--version").stdout == f"{metadata.version('drq')}\n"

@@ -10,7 +10,6 @@ package that is missing.
 """
 
 import importlib
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
     from drq.training.policy import TrainedPolicy, evaluate, load, wrap
     from drq.training.run import TrainResult, train
 
+    __version__: str
+
 _HOMES = {
     "drq.agents": ("Agent", "make_agent"),
     "drq.agents.sac": ("SAC",),
@@ -53,11 +54,6 @@ _HOMES = {
     "drq.training.export": ("export",),
     "drq.training.policy": ("TrainedPolicy", "evaluate", "load", "wrap"),
 }
-
-try:
-    __version__ = version("drq")
-except PackageNotFoundError:  # run from a source tree
-    __version__ = "unknown"
 
 __all__ = [
     "SAC",
@@ -90,7 +86,19 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     for home, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(home), "parse" if name == "augmentation" else name)
     raise AttributeError(f"module 'drq' has no attribute {name!r}")
+
+
+def _version() -> str:
+    # Not above: it takes three times as long as all that is, and a Ctrl-C meanwhile would show a trace.
+    from importlib import metadata
+
+    try:
+        return metadata.version("drq")
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return "unknown"
