@@ -29,7 +29,7 @@ from drq.launch.probe import Cost, cost_of, costs_as
 from drq.launch.process import FAILED, MISTAKE, STOPPED, error_of, start_worker
 from drq.launch.status import RunStatus, read_status, seconds_left, seconds_needed, suite_status, what_is_counted
 from drq.launch.suite_folder import SuiteFolder
-from drq.presets import action_repeat_for, preset
+from drq.presets import action_repeat_for, preset, preset_values
 from drq.report.results import read_results
 from drq.suites import Run, Suite, find_suite
 from drq.training.folder import RunFolder
@@ -314,9 +314,17 @@ def test_runs_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    slots = plan_slots(jobs, [task], gpus=gpus, cores=cores, memory=memory * GB)  # type: ignore[arg-type]
+    configs = [preset_values("planet", task)]
+    slots = plan_slots(jobs, configs, gpus=gpus, cores=cores, memory=memory * GB)  # type: ignore[arg-type]
     assert [slot.get("CUDA_VISIBLE_DEVICES", "-") for slot in slots] == devices.split()
     assert {slot["OMP_NUM_THREADS"] for slot in slots} == {str(threads)}
+
+
+def test_large_networks_share_a_gpu_with_fewer_runs() -> None:
+    small, large = (preset_values(name, "atari/pong") for name in ("atari100k", "strong"))
+    without = dataclasses.replace(large, agent=dataclasses.replace(large.agent, encoder="nature"))
+    for configs, runs in (([small, without], 16), ([large], 4), ([small, large], 4)):
+        assert len(plan_slots("auto", configs, gpus=[H200], cores=32, memory=None)) == runs
 
 
 @pytest.mark.parametrize(

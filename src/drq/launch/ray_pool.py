@@ -153,7 +153,7 @@ class RayPool:
         self._keepers: dict[str, Any] = {}
         self._looked, self._nodes = 0.0, list[dict[str, Any]]()
         self._host: Any = ray.remote(max_restarts=0, concurrency_groups={"control": 1})(node.RunHost)
-        self._share = self.gpus_per_run or 1 / most_per_gpu([config.task for config in self.configs])
+        self._share = self.gpus_per_run or 1 / most_per_gpu(self.configs)
         self._gpus = bool(self.gpus_per_run) or any(each["Resources"].get("GPU") for each in self._alive())
 
     def _needs(self, config: TrainConfig, begun_on: Mapping[str, Any]) -> dict[str, Any]:
