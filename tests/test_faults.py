@@ -180,8 +180,11 @@ def test_a_video_appears_whole_or_not_at_all(tmp_path: Path, capfd: pytest.Captu
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == []
-    save_video(tmp_path / "play.mp4", list(noise))
-    assert np.shape(imageio.mimread(tmp_path / "play.mp4")) == (10, 240, 242, 3)
+    for video in (tmp_path / "play.mp4", tmp_path / "play.avi"):
+        save_video(video, list(noise))
+        assert np.shape(imageio.mimread(video)) == (10, 240, 242, 3)
+        with imageio.get_reader(video) as reader:
+            assert reader.get_meta_data()["codec"] == "h264"
     assert capfd.readouterr().err == ""
 
 
