@@ -179,8 +179,10 @@ def test_a_video_appears_whole_or_not_at_all(tmp_path: Path, capfd: pytest.Captu
             save_video(tmp_path / "play.mp4", list(noise))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with pytest.raises(OSError, match="its pictures are not all of one size"):
+        save_video(tmp_path / "play.mp4", [*noise, noise[0, :-1]])
     assert list(tmp_path.iterdir()) == []
-    for video in (tmp_path / "play.mp4", tmp_path / "play.avi"):
+    for video in (tmp_path / "play.mp4", tmp_path / "play.avi", tmp_path / "a:b.mp4"):  # a: is no protocol
         save_video(video, list(noise))
         assert np.shape(imageio.mimread(video)) == (10, 240, 242, 3)
         with imageio.get_reader(video) as reader:

@@ -43,7 +43,9 @@ def save_video(path: Path, frames: list[NDArray[np.uint8]]) -> None:
     height, width = _even(frames[0]).shape[:2]
     pictures = ("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", "25", "-i", "-")
     coded = ("-vcodec", "h264", "-pix_fmt", "yuv420p")
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-v", "error", *pictures, *coded, str(unfinished)]
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-v", "error", *pictures, *coded, f"file:{unfinished}"]
+    if any(frame.shape != frames[0].shape for frame in frames):
+        raise OSError("its pictures are not all of one size")
     try:
         # Not by imageio: it leaves ffmpeg's words on the terminal and does not ask whether it failed. In a group of its
         # own, so that a terminal's Ctrl-C does not cut the video off.
