@@ -1,11 +1,12 @@
 """Trains a published run of control again, and takes apart the updates at which the critic's loss jumps:
 
-    python scripts/jumps.py results/walker-falls/dmc-walker-walk/k2-m2/seed-3 --until 50_000
+    python scripts/jumps.py results/walker-falls/dmc-walker-walk/k2-m2/seed-3 --until 50_000 --every 2_000
 
 A jump is a loss of several times the median of the (at most 300) before it. Of each are shown the losses before and
-after; the loss of the same transitions and random numbers in float32, by the weights that the update found, which tells
-whether rounding or a kernel has part in it; and the transitions that make up most of it. Like repeat.py it then says
-whether the rows of train.csv agree: to look changes no digit.
+after; what float32 makes of the same transitions and random numbers by the weights that the update found (the loss,
+Q-values, targets and gradients), which tells whether rounding or a kernel has part in it; and the transitions that make
+up most of the loss. With --every other updates are shown as well, to compare. Like repeat.py it then says whether the
+rows of train.csv agree: to look changes no digit.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 import statistics
 import sys
 from collections import deque
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from drq.agents import make_agent
 from drq.agents.sac import SAC
@@ -33,8 +36,8 @@ FLOAT32 = EngineConfig(precision="float32", compile="off", cuda_graphs="off", ke
 class Watch:
     """What happens around the updates of a learner."""
 
-    def __init__(self, factor: float, least: float, most: int) -> None:
-        self.factor, self.least, self.left = factor, least, most
+    def __init__(self, factor: float, least: float, most: int, every: int) -> None:
+        self.factor, self.least, self.left, self.every = factor, least, most, every
         self.recent: deque[float] = deque(maxlen=REMEMBERED)
         self.after: list[float] | None = None
         self.weights: list[Tensor] = []
@@ -63,6 +66,9 @@ class Watch:
                 print(f"update {learner.updates:,}: loss {loss:.4g}, the median before it {median:.3g}")
                 print("  before it:", *(f"{value:.3g}" for value in list(self.recent)[-5:]))
                 self.take_apart(learner, random)
+        if self.every and learner.updates % self.every == 0:
+            print(f"update {learner.updates:,}, as every {self.every:,}th: loss {loss:.4g}")
+            self.take_apart(learner, random)
         self.recent.append(loss)
 
     def take_apart(self, learner: Learner, random: Tensor) -> None:
@@ -81,27 +87,40 @@ class Watch:
         batch = learner.backend.batch(learner.replay, learner.replay.draw(agent.batch_size, generator))
         found = {name: self.values(eager, batch, draws) for name, eager in self.eager.items()}
         learner.engine.apply_globally()
-        (q, y), (exact_q, exact_y) = found.values()
-        errors = {name: (q - y).square().mean(1).sum(0) for name, (q, y) in found.items()}
+        (q, y, gradients), (exact_q, exact_y, exact_gradients) = found.values()
+        errors = {name: (q - y).square().mean(1).sum(0) for name, (q, y, _) in found.items()}
         loss, exact = (float(error.mean()) for error in errors.values())
-        print(f"  again without graphs {loss:.4g}, in float32 {exact:.4g}; at most apart: ", end="")
-        print(f"Q {float((q - exact_q).abs().max()):.3g}, targets {float((y - exact_y).abs().max()):.3g}")
+        print(f"  again without graphs {loss:.4g}, in float32 {exact:.4g}")
+        print(f"  apart from float32's: Q {apart(q - exact_q)}; targets {apart(y - exact_y)}")
+        cosines = {name: cosine_similarity(gradients[name], exact, dim=0) for name, exact in exact_gradients.items()}
+        worst = min(cosines, key=lambda name: float(cosines[name]))
+        print(f"  cosines of the two gradients by layer: {float(cosines[worst]):.4f} ({worst}) and more")
         share = errors["as trained"] / errors["as trained"].sum()
         for number in share.argsort(descending=True)[:SHOWN].tolist():
             seen = " ".join(f"{value:.1f}" for value in q[:, :, number].flatten().tolist())
             print(f"  {float(share[number]):4.0%} by one transition: Q of each critic's views {seen}, ", end="")
             print(f"target {float(y[number]):.1f}, reward {float(batch.reward[number]):.2f}", flush=True)
 
-    def values(self, eager: Learner, batch: Batch, draws: object) -> tuple[Tensor, Tensor]:
-        """Q-values, [critics, views, N], and targets, [N]."""
+    def values(self, eager: Learner, batch: Batch, draws: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Q-values, [critics, views, N], targets, [N], and gradients of the critic's loss by parameter."""
         agent = eager.agent
+        assert isinstance(agent, SAC)
         names = agent.modules.state_dict().keys()
         agent.modules.load_state_dict(dict(zip(names, self.weights, strict=True)))
         eager.engine.apply_globally()
         with torch.no_grad():
             *q, _ = agent.predictions(batch, draws)
             y = agent.targets(batch, draws).double().cpu()
-        return torch.stack(q).unflatten(1, (-1, len(y))).double().cpu(), y
+        loss, *_ = agent.critic_loss(batch, draws)
+        trained = {name: value for name, value in agent.critic.named_parameters() if value.requires_grad}
+        gradients = torch.autograd.grad(loss, list(trained.values()))
+        flat = {name: value.double().flatten().cpu() for name, value in zip(trained, gradients, strict=True)}
+        return torch.stack(q).unflatten(1, (-1, len(y))).double().cpu(), y, flat
+
+
+def apart(differences: Tensor) -> str:
+    mean, spread, most = (float(x) for x in (differences.mean(), differences.std(), differences.abs().max()))
+    return f"{mean:+.3g} ± {spread:.3g}, at most {most:.3g}"
 
 
 plainly = Learner.update
@@ -112,8 +131,9 @@ def main() -> int:
     parser.add_argument("--factor", type=float, default=8.0, help="a jump is so many times the median")
     parser.add_argument("--least", type=float, default=3.0, metavar="LOSS", help="and at least so much")
     parser.add_argument("--most", type=int, default=25, metavar="JUMPS", help="how many are shown")
+    parser.add_argument("--every", type=int, default=0, metavar="UPDATES", help="show every so many, too, to compare")
     args = parser.parse_args()
-    watch = Watch(args.factor, args.least, args.most)
+    watch = Watch(args.factor, args.least, args.most, args.every)
     Learner.update = lambda learner: watch.update(learner)  # type: ignore[method-assign]
     return repeat(args.run, args.until, folder(args))
 

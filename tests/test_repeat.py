@@ -69,13 +69,17 @@ def test_an_update_whose_loss_jumps_is_taken_apart(published: Path) -> None:
     """By the weights and random numbers that it had: the loss comes out again, and no digit of the run changes."""
     run = published / "results" / "another" / "drq" / "seed-1"
     drq.train(small(run), quiet=True)
-    asked = ("results/another/drq/seed-1", "--factor", "1", "--least", "0", "--most", "2")
+    asked = ("results/another/drq/seed-1", "--factor", "1", "--least", "0", "--most", "2", "--every", "40")
     done = repeat(published, *asked, script="jumps.py")
     assert done.returncode == 0, done.stderr
-    jumps = re.findall(r"loss (\S+), .*\n.*\n  again without graphs (\S+), in float32 (\S+);", done.stdout)
+    jumps = re.findall(r"loss (\S+), .*\n.*\n  again without graphs (\S+), in float32 (\S+)\n", done.stdout)
     assert len(jumps) == 2
     assert all(again == loss and float(exact) == pytest.approx(float(loss), rel=0.05) for loss, again, exact in jumps)
-    assert done.stdout.count("by one transition") == 8
+    assert [done.stdout.count(f"update {number}, as every 40th: loss ") for number in (40, 80)] == [1, 1]
+    assert done.stdout.count("by one transition") == 16
+    cosines = re.findall(r"gradients by layer: (\S+) \(encoder.layers.\d.(?:weight|bias)\) and more", done.stdout)
+    assert len(cosines) == 4
+    assert min(map(float, cosines)) > 0.95
     assert done.stdout.endswith("agree in every digit.\n")
 
 
