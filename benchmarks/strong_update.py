@@ -6,31 +6,35 @@
 
 First captured updates with our kernels are held against eager ones of plain PyTorch, from the same start with the same
 random numbers. Then updates are timed: blocks of so many as fill 0.2 s, the wall clock from a waited-for device to the
-next, the median of five. Last, the kernels of the fastest way by the time they take, and in how many blocks.
+next, the median of five. Last, the kernels of the fastest way by the time they take, and in how many blocks, and each
+convolution by itself as cuDNN does it: by rule, as here, and chosen by timing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 import tyro
 from torch import Tensor
 
 from drq.agents import make_agent, make_replay
 from drq.config import EngineConfig, RainbowConfig
 from drq.engine import EngineSettings, FastBackend, Learner
+from drq.engine.graphs import Captured
 from drq.envs.protocol import EnvSpec
 from drq.presets import preset
 
@@ -201,6 +205,74 @@ def profile(way: Way, learner: Learner, rows: int) -> None:
         print(f"{time_taken:14.1f}{len(launches[name]) / updates:10.1f}{cut:>16}  {name[:110]}")
 
 
+# Its convolutions
+
+
+class Layer(NamedTuple):
+    channels: int
+    out: int
+    size: int
+    times: int
+    """How often the encoder has it."""
+
+
+LAYERS = (
+    *(Layer(4, 64, 84, 1), Layer(64, 64, 42, 4), Layer(64, 128, 42, 1)),
+    *(Layer(128, 128, 21, 4), Layer(128, 128, 21, 1), Layer(128, 128, 11, 4)),
+)
+REPLAYS, IN_A_GRAPH = 10, 20
+
+
+def microseconds(function: Callable[[], Any]) -> float:
+    """Of one call, without what launching costs."""
+    graph = Captured(lambda: [function() for _ in range(IN_A_GRAPH)], [])
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    began.record()
+    for _ in range(REPLAYS):
+        graph.replay()
+    ended.record()
+    ended.synchronize()
+    return began.elapsed_time(ended) * 1e3 / (REPLAYS * IN_A_GRAPH)
+
+
+def time_convolutions(batch: int) -> None:
+    print(
+        f"\nconvolutions of {batch} images, us (TFLOP/s): {'forward':>18}{'input gradient':>18}{'weight gradient':>18}"
+    )
+    for by_timing in (False, True):
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = by_timing, not by_timing
+        for layer in LAYERS:
+            made: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+            shapes = (batch, layer.channels, layer.size, layer.size), (layer.out, layer.channels, 3, 3)
+            x, weight = (torch.randn(shape, **made).contiguous(memory_format=torch.channels_last) for shape in shapes)
+            gradient = torch.randn_like(F.conv2d(x, weight, padding=1))
+            pass_back = functools.partial(
+                *(
+                    torch.ops.aten.convolution_backward,
+                    gradient,
+                    x,
+                    weight,
+                    None,
+                    [1, 1],
+                    [1, 1],
+                    [1, 1],
+                    False,
+                    [0, 0],
+                ),
+                groups=1,
+            )
+            times = [
+                microseconds(functools.partial(F.conv2d, x, weight, padding=1)),
+                microseconds(functools.partial(pass_back, output_mask=[True, False, False])),
+                microseconds(functools.partial(pass_back, output_mask=[False, True, False])),
+            ]
+            flops = 2 * 9 * layer.channels * layer.out * layer.size**2 * batch
+            told = "".join(f"{f'{time:.1f} ({flops / time / 1e6:.0f})':>18}" for time in times)
+            how = "by timing" if by_timing else "by rule"
+            name = f"{layer.times} x {layer.channels} to {layer.out} at {layer.size}, {how}"
+            print(f"{name:43}{told}", flush=True)
+
+
 def main(arguments: Arguments) -> None:
     """Checks, then times, then profiles."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -213,6 +285,7 @@ def main(arguments: Arguments) -> None:
             torch.cuda.empty_cache()
         assert best is not None
         profile(best[0], best[2], arguments.rows)
+        time_convolutions(preset("strong", "atari/pong").agent.batch_size)
     raise SystemExit(0 if right else 1)
 
 
