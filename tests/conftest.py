@@ -7,15 +7,18 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
 
+import drq
 from drq.engine import kernels
 from drq.engine.kernels import runtime
 from emulation import Emulator
+from runs import small
 
 torch.set_num_threads(1)  # two workers share two cores
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background: commands under test would too
@@ -44,6 +47,14 @@ def emulator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         pytest.skip("needs g++")
     cache: pytest.Cache | None = getattr(request.config, "cache", None)  # none with -p no:cacheprovider
     return Emulator(cache.mkdir("emulated_kernels") if cache else tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small run, left alone: what others are held against. Nobody writes to it."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    drq.train(small(folder), quiet=True)
+    return folder
 
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not kernels.available(), reason="needs a CUDA GPU with bfloat16")]

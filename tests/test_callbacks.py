@@ -12,13 +12,6 @@ from drq.errors import UserError
 from runs import assert_same_run, rows, small
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "alone"
-    drq.train(small(folder), quiet=True)
-    return folder
-
-
 class Note:
     """Notes all that it hears of; not of our class, which nobody needs."""
 
@@ -47,7 +40,7 @@ class StopAt(drq.Callback):
         return run.agent_step != self.agent_step
 
 
-def test_they_hear_of_steps_episodes_and_evaluations(alone: Path, tmp_path: Path) -> None:
+def test_they_hear_of_steps_episodes_and_evaluations(whole: Path, tmp_path: Path) -> None:
     note = Note()
     result = drq.train(small(tmp_path / "run"), callbacks=[drq.Callback(), note], quiet=True)
     assert result.finished
@@ -57,10 +50,10 @@ def test_they_hear_of_steps_episodes_and_evaluations(alone: Path, tmp_path: Path
     assert {str(count): str(score) for _, count, score in note.episodes}.items() <= logged.items()
     assert [run.evaluation for run in note.evaluations] == result.evaluations
     assert {(run.dir, run.config.seed) for run in note.evaluations} == {(tmp_path / "run", 1)}
-    assert_same_run(alone, tmp_path / "run")
+    assert_same_run(whole, tmp_path / "run")
 
 
-def test_a_policy_that_they_ask_for_is_a_copy_and_changes_nothing(alone: Path, tmp_path: Path) -> None:
+def test_a_policy_that_they_ask_for_is_a_copy_and_changes_nothing(whole: Path, tmp_path: Path) -> None:
     policies: list[drq.TrainedPolicy] = []
 
     class Act:
@@ -70,9 +63,9 @@ def test_a_policy_that_they_ask_for_is_a_copy_and_changes_nothing(alone: Path, t
                 policies[-1].act(np.zeros((24, 24, 3), np.uint8))
 
     drq.train(small(tmp_path / "run"), callbacks=[Act()], quiet=True)
-    assert_same_run(alone, tmp_path / "run")
+    assert_same_run(whole, tmp_path / "run")
     assert [policy.agent_step for policy in policies] == [60, 120]
-    trained, image = drq.load(alone), np.arange(24 * 24 * 3).reshape(24, 24, 3).astype(np.uint8)
+    trained, image = drq.load(whole), np.arange(24 * 24 * 3).reshape(24, 24, 3).astype(np.uint8)
     for policy in (trained, *policies):
         policy.reset()
     early, late = (policy.act(image) for policy in policies)
@@ -82,7 +75,7 @@ def test_a_policy_that_they_ask_for_is_a_copy_and_changes_nothing(alone: Path, t
 
 @pytest.mark.parametrize("agent_step", [40, 50])
 def test_a_run_that_one_stopped_goes_on_to_the_same_bits(
-    agent_step: int, alone: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    agent_step: int, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stopped = drq.train(small(tmp_path / "run"), callbacks=[StopAt(agent_step)])
     assert not stopped.finished
@@ -90,7 +83,7 @@ def test_a_run_that_one_stopped_goes_on_to_the_same_bits(
     assert not (tmp_path / "run" / "finished.json").exists()
     assert drq.load(stopped.dir).agent_step == agent_step
     assert drq.train(small(tmp_path / "run"), callbacks=[StopAt(agent_step)], quiet=True).finished
-    assert_same_run(alone, tmp_path / "run")
+    assert_same_run(whole, tmp_path / "run")
 
 
 class Enough(drq.Callback):
@@ -101,14 +94,14 @@ class Enough(drq.Callback):
         return False
 
 
-def test_an_evaluation_may_be_enough(alone: Path, tmp_path: Path) -> None:
+def test_an_evaluation_may_be_enough(whole: Path, tmp_path: Path) -> None:
     stopped = drq.train(small(tmp_path / "run"), callbacks=[Enough()], quiet=True)
     assert ([row["agent_step"] for row in stopped.evaluations], stopped.finished) == ([40], False)
     again = drq.train(small(tmp_path / "run"), callbacks=[Enough()], quiet=True)
     assert ([row["agent_step"] for row in again.evaluations], again.finished) == ([40, 80], False)
     last = drq.train(small(tmp_path / "run"), callbacks=[Enough()], quiet=True)
     assert (last.evaluations, last.finished) == (drq.train(small(tmp_path / "run"), quiet=True).evaluations, True)
-    assert_same_run(alone, tmp_path / "run")
+    assert_same_run(whole, tmp_path / "run")
 
 
 class Broken(drq.Callback):
@@ -116,7 +109,7 @@ class Broken(drq.Callback):
         raise KeyError("no such thing")
 
 
-def test_one_that_fails_is_named_and_nothing_is_lost(alone: Path, tmp_path: Path) -> None:
+def test_one_that_fails_is_named_and_nothing_is_lost(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
         drq.train(small(tmp_path / "run"), callbacks=[Broken()], quiet=True)
     assert str(raised.value).startswith("The callback Broken failed in on_episode at test_callbacks.py, line ")
@@ -126,7 +119,7 @@ def test_one_that_fails_is_named_and_nothing_is_lost(alone: Path, tmp_path: Path
     assert 'raise KeyError("no such thing")' in text
     assert drq.load(tmp_path / "run").agent_step == 50
     drq.train(small(tmp_path / "run"), quiet=True)
-    assert_same_run(alone, tmp_path / "run")
+    assert_same_run(whole, tmp_path / "run")
     assert not (tmp_path / "run" / "error.txt").exists()
 
 

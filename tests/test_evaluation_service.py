@@ -40,25 +40,18 @@ from runs import assert_same_run, rows, small
 BESIDE = EngineConfig(eval_process="on")
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "alone"
-    drq.train(small(folder), quiet=True)
-    return folder
-
-
-def test_a_finished_run_has_a_checkpoint_of_its_last_step(alone: Path, tmp_path: Path) -> None:
-    assert newest_agent_step(alone / "checkpoint") == int(rows(alone / "eval.csv")[-1]["agent_step"])
+def test_a_finished_run_has_a_checkpoint_of_its_last_step(whole: Path, tmp_path: Path) -> None:
+    assert newest_agent_step(whole / "checkpoint") == int(rows(whole / "eval.csv")[-1]["agent_step"])
     assert newest_agent_step(tmp_path / "checkpoint") is None
 
 
-def test_a_process_of_its_own_changes_nothing(alone: Path, tmp_path: Path) -> None:
+def test_a_process_of_its_own_changes_nothing(whole: Path, tmp_path: Path) -> None:
     drq.train(small(tmp_path / "run", engine=BESIDE), quiet=True)
-    assert_same_run(alone, tmp_path / "run")
+    assert_same_run(whole, tmp_path / "run")
 
 
 def test_a_dead_process_is_replaced_by_this_one(
-    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     original = SubprocessEvaluation.submit
 
@@ -70,7 +63,7 @@ def test_a_dead_process_is_replaced_by_this_one(
 
     monkeypatch.setattr(SubprocessEvaluation, "submit", submit)
     drq.train(small(tmp_path / "run", engine=BESIDE), quiet=True)
-    assert rows(alone / "eval.csv") == rows(tmp_path / "run" / "eval.csv")
+    assert rows(whole / "eval.csv") == rows(tmp_path / "run" / "eval.csv")
     assert "The evaluation process has ended; this process evaluates instead." in capfd.readouterr().err
 
 

@@ -32,13 +32,6 @@ from drq.training.video import save_video
 from runs import assert_same_run, fails, rows, small
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    drq.train(small(folder), quiet=True)
-    return folder
-
-
 @pytest.fixture
 def halfway(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same run, stopped at agent step 68."""

@@ -51,13 +51,6 @@ LOST = {
 }
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    drq.train(small(folder), quiet=True)
-    return folder
-
-
 def failing_at(update: int, error: Exception) -> Callable[[Learner], None]:
     original = Learner.update
 

@@ -23,13 +23,6 @@ from runs import assert_same_run, small, state
 AGENT = SACConfig(batch_size=8, hidden_dim=16, feature_dim=8, seed_steps=20)
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "source"
-    drq.train(small(folder), quiet=True)
-    return folder
-
-
 def after(folder: Path, source: Path, **changes: Any) -> TrainConfig:
     return small(folder, seed=2, init_from=str(source), **{"steps": 60, **changes})
 
@@ -46,19 +39,19 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {name: value for name, value in state(folder).items() if name.startswith("agent.")}
 
 
-def test_it_begins_with_all_weights_of_a_run(source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    drq.train(after(tmp_path / "run", source), callbacks=[Stop()])
-    assert f"Begins with the weights of {source}, of agent step 120." in capfd.readouterr().err
-    here, there = weights(tmp_path / "run"), weights(source)
+def test_it_begins_with_all_weights_of_a_run(whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    drq.train(after(tmp_path / "run", whole), callbacks=[Stop()])
+    assert f"Begins with the weights of {whole}, of agent step 120." in capfd.readouterr().err
+    here, there = weights(tmp_path / "run"), weights(whole)
     assert here.keys() == there.keys()
     assert all(torch.equal(here[name], there[name]) for name in here)
     assert not any(name.startswith("optimizer") for name in state(tmp_path / "run"))
 
 
-def test_an_exported_file_brings_what_acts_and_targets_follow(source: Path, tmp_path: Path) -> None:
-    file = drq.export(source, tmp_path / "policy.drq")
+def test_an_exported_file_brings_what_acts_and_targets_follow(whole: Path, tmp_path: Path) -> None:
+    file = drq.export(whole, tmp_path / "policy.drq")
     drq.train(after(tmp_path / "run", file), callbacks=[Stop()], quiet=True)
-    here, there, brought = weights(tmp_path / "run"), weights(source), drq.load(file).agent.modules.state_dict()
+    here, there, brought = weights(tmp_path / "run"), weights(whole), drq.load(file).agent.modules.state_dict()
     encoder = [name for name in here if name.startswith("agent.critic.encoder")]
     acting = [name for name in here if name.startswith("agent.actor")] + encoder
     assert all(torch.equal(here[name], there[name]) for name in acting)
@@ -68,8 +61,8 @@ def test_an_exported_file_brings_what_acts_and_targets_follow(source: Path, tmp_
     assert not torch.equal(here[head], there[head])
 
 
-def test_resuming_needs_the_source_no_more_and_is_exact(source: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(source, tmp_path / "copy"))
+def test_resuming_needs_the_source_no_more_and_is_exact(whole: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(whole, tmp_path / "copy"))
     drq.train(after(tmp_path / "whole", copy, init_replay=True), quiet=True)
     drq.train(after(tmp_path / "run", copy, init_replay=True), callbacks=[Stop(30)], quiet=True)
     shutil.rmtree(copy)
@@ -78,7 +71,7 @@ def test_resuming_needs_the_source_no_more_and_is_exact(source: Path, tmp_path: 
 
 
 def test_a_crash_before_the_first_step_is_no_exception(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Crash(BaseException):
         """The power goes out."""
@@ -86,7 +79,7 @@ def test_a_crash_before_the_first_step_is_no_exception(
     def crash(self: Loop) -> None:
         raise Crash
 
-    copy = Path(shutil.copytree(source, tmp_path / "copy"))
+    copy = Path(shutil.copytree(whole, tmp_path / "copy"))
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "train", crash)
         with pytest.raises(Crash):
@@ -95,10 +88,10 @@ def test_a_crash_before_the_first_step_is_no_exception(
     assert drq.train(after(tmp_path / "run", copy), quiet=True).finished
 
 
-def test_the_policy_acts_from_the_first_step(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_policy_acts_from_the_first_step(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not at random until the first update, as a new agent."""
     monkeypatch.delattr("drq.training.loop.random_action")
-    assert drq.train(after(tmp_path / "run", source, steps=30), quiet=True).finished
+    assert drq.train(after(tmp_path / "run", whole, steps=30), quiet=True).finished
 
 
 def observations(replay: Replay, stream: int) -> list[list[np.ndarray]]:
@@ -114,17 +107,14 @@ def observations(replay: Replay, stream: int) -> list[list[np.ndarray]]:
 
 @pytest.mark.parametrize(("capacity", "kept"), [(200, 20), (15, 15)])
 def test_the_replay_comes_along_in_whole_episodes(
-    capacity: int, kept: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capacity: int, kept: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ring of 60 holds steps 60 to 120: an episode began at 50 is cut, that of 100 to 120 is whole."""
-    trainer = Trainer(after(tmp_path / "run", source, init_replay=True, replay=ReplayConfig(capacity)), quiet=True)
-    original = Trainer(small(source), quiet=True)
+    trainer = Trainer(after(tmp_path / "run", whole, init_replay=True, replay=ReplayConfig(capacity)), quiet=True)
+    original = Trainer(small(Path(shutil.copytree(whole, tmp_path / "copy"))), quiet=True)
+    original.folder.finished_file.unlink()  # so that it opens what it has
     monkeypatch.setattr(Loop, "train", lambda self: None)
-    (source / "finished.json").rename(tmp_path / "finished.json")
-    try:
-        original.run()
-    finally:
-        (tmp_path / "finished.json").replace(source / "finished.json")
+    original.run()
     trainer.run()
     there, here = observations(original.loop.learner.replay, 0), observations(trainer.loop.learner.replay, 0)
     assert (len(there), len(here), trainer.loop.state.inherited) == (60, kept, 20)
@@ -150,15 +140,15 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("misfit", MISFITS)
-def test_what_does_not_fit_is_named_and_nothing_is_written(misfit: str, source: Path, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_named_and_nothing_is_written(misfit: str, whole: Path, tmp_path: Path) -> None:
     changes, said = MISFITS[misfit]
     with pytest.raises(UserError, match=said) as raised:
-        drq.train(after(tmp_path / "run", source, **changes), quiet=True)
+        drq.train(after(tmp_path / "run", whole, **changes), quiet=True)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_nothing_to_begin_with_is_refused(source: Path, tmp_path: Path) -> None:
+def test_what_is_nothing_to_begin_with_is_refused(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is no run folder"):
         drq.train(after(tmp_path / "run", tmp_path / "nowhere"), quiet=True)
     (tmp_path / "text.drq").write_text("no weights")
@@ -166,10 +156,10 @@ def test_what_is_nothing_to_begin_with_is_refused(source: Path, tmp_path: Path) 
         drq.train(after(tmp_path / "run", tmp_path / "text.drq"), quiet=True)
     with pytest.raises(UserError, match="--init-replay says what to take from a run"):
         drq.train(small(tmp_path / "run", init_replay=True), quiet=True)
-    drop_replay(Path(shutil.copytree(source, tmp_path / "dropped")) / "checkpoint")
+    drop_replay(Path(shutil.copytree(whole, tmp_path / "dropped")) / "checkpoint")
     with pytest.raises(UserError, match=r"The replay in .* was dropped"):
         drq.train(after(tmp_path / "run", tmp_path / "dropped", init_replay=True), quiet=True)
-    file = drq.export(source, tmp_path / "policy.drq")
+    file = drq.export(whole, tmp_path / "policy.drq")
     with pytest.raises(UserError, match="is a policy without a replay"):
         drq.train(after(tmp_path / "run", file, init_replay=True), quiet=True)
     assert not (tmp_path / "run").exists()

@@ -40,13 +40,6 @@ class Crash(BaseException):
     """Stands for the power going out: nothing catches it."""
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    drq.train(small(folder), quiet=True)
-    return folder
-
-
 def train_with_crash_at(folder: Path, agent_step: int, monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
     with monkeypatch.context() as patch:
         original = Replay.add
@@ -62,18 +55,16 @@ def train_with_crash_at(folder: Path, agent_step: int, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("crashes", [[3], [18], [41, 60], [35, 85, 119]])
-def test_crashes_at_any_step(
-    crashes: list[int], uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crashes_at_any_step(crashes: list[int], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for agent_step in crashes:
         train_with_crash_at(tmp_path / "run", agent_step, monkeypatch)
     drq.train(small(tmp_path / "run"), quiet=True)
-    assert_same_run(uninterrupted, tmp_path / "run")
+    assert_same_run(whole, tmp_path / "run")
 
 
 @pytest.mark.parametrize("write", range(6))
 def test_crashes_in_the_middle_of_a_checkpoint(
-    write: int, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever file was being written when it happened, the previous checkpoint is whole."""
     written = [0]
@@ -95,11 +86,11 @@ def test_crashes_in_the_middle_of_a_checkpoint(
         with pytest.raises(Crash):
             drq.train(small(tmp_path / "run"), quiet=True)
     drq.train(small(tmp_path / "run"), quiet=True)
-    assert_same_run(uninterrupted, tmp_path / "run")
+    assert_same_run(whole, tmp_path / "run")
     assert not list((tmp_path / "run" / "checkpoint").glob("*.safetensors.unfinished"))
 
 
-def test_sigkill(uninterrupted: Path, tmp_path: Path) -> None:
+def test_sigkill(whole: Path, tmp_path: Path) -> None:
     """The command itself, killed twice at whatever it was doing, then left alone."""
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "drq", "train", "toy/reach", "--dir", str(folder), *FLAGS]
@@ -114,7 +105,7 @@ def test_sigkill(uninterrupted: Path, tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
     subprocess.run(command, env=environment, check=True, capture_output=True)
-    assert_same_run(uninterrupted, folder)
+    assert_same_run(whole, folder)
 
 
 def test_with_as_many_threads_as_it_began_with(
@@ -174,7 +165,7 @@ def test_ctrl_c_saves_where_it_is(
     signals: list[signal.Signals],
     kept: int,
     said: str,
-    uninterrupted: Path,
+    whole: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -198,12 +189,12 @@ def test_ctrl_c_saves_where_it_is(
     assert said in capfd.readouterr().err
     assert json.loads((folder / "checkpoint" / "latest.json").read_text())["agent_step"] == kept
     drq.train(small(folder), quiet=True)
-    assert_same_run(uninterrupted, folder)
+    assert_same_run(whole, folder)
 
 
 @pytest.mark.parametrize(("where", "at"), [("here", 40), ("here", 120), ("beside", 40)])
 def test_a_stop_during_an_evaluation_saves_at_once(
-    where: str, at: int, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, at: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The evaluation is played again with the weights of its own time, also in the other kind of process."""
     folder, engine = tmp_path / "run", EngineConfig(eval_process="on" if where == "beside" else "off")
@@ -238,21 +229,21 @@ def test_a_stop_during_an_evaluation_saves_at_once(
     resumed.progress.show_evaluation = lambda *_: waited.append(resumed.clock.evaluating.running)  # type: ignore[method-assign]
     resumed.run()
     assert where == "beside" or all(waited)  # else nothing of it would be shown
-    assert_same_run(uninterrupted, folder)
+    assert_same_run(whole, folder)
 
 
-def test_a_longer_budget_goes_on(uninterrupted: Path, tmp_path: Path) -> None:
+def test_a_longer_budget_goes_on(whole: Path, tmp_path: Path) -> None:
     drq.train(small(tmp_path / "run", steps=80), quiet=True)
     drq.train(small(tmp_path / "run", steps=120), quiet=True)
-    assert_same_run(uninterrupted, tmp_path / "run")
+    assert_same_run(whole, tmp_path / "run")
 
 
-def test_a_finished_run_says_so(uninterrupted: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    before = (uninterrupted / "eval.csv").read_bytes()
-    result = drq.train(small(uninterrupted))
+def test_a_finished_run_says_so(whole: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = (whole / "eval.csv").read_bytes()
+    result = drq.train(small(whole))
     assert "is finished: 120 env steps" in capfd.readouterr().err
     assert len(result.evaluations) == 3
-    assert (uninterrupted / "eval.csv").read_bytes() == before
+    assert (whole / "eval.csv").read_bytes() == before
 
 
 def test_a_checkpoint_costs_what_is_new(tmp_path: Path) -> None:
@@ -265,14 +256,14 @@ def test_a_checkpoint_costs_what_is_new(tmp_path: Path) -> None:
     assert len(files) <= 5  # 25 transitions and the frames of their stacks, not the 120 of the run
 
 
-def test_nothing_is_pickled(uninterrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_pickled(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("unpickled something")
 
     monkeypatch.setattr(pickle, "load", refuse)
     monkeypatch.setattr(pickle, "loads", refuse)
     monkeypatch.setattr(pickle, "Unpickler", refuse)
-    assert drq.load(uninterrupted).agent_step == 120
+    assert drq.load(whole).agent_step == 120
 
 
 def test_an_environment_that_forgets_is_noticed(
@@ -303,8 +294,8 @@ def test_an_environment_that_ends_sooner_the_second_time_has_forgotten_too(
     assert len(rows(tmp_path / "run" / "eval.csv")) == 3
 
 
-def test_another_device_is_refused(uninterrupted: Path, tmp_path: Path) -> None:
-    folder = unfinished_copy(uninterrupted, tmp_path / "copy")
+def test_another_device_is_refused(whole: Path, tmp_path: Path) -> None:
+    folder = unfinished_copy(whole, tmp_path / "copy")
     edit_checkpoint(folder, device="cuda")
     with pytest.raises(UserError, match=r"The run was begun on cuda .* add --device cuda"):
         drq.train(small(folder), quiet=True)
@@ -351,9 +342,9 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
-    damage: str, uninterrupted: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    damage: str, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = unfinished_copy(uninterrupted, tmp_path / "copy")
+    folder = unfinished_copy(whole, tmp_path / "copy")
     pattern, do = DAMAGE[damage]
     do(sorted((folder / "checkpoint").glob(pattern))[-1])
     drq.load(folder)
@@ -362,11 +353,11 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     assert ("the one before has the weights, of agent step" in said) != of_replay
     drq.train(small(folder))
     assert "the run goes on from the one before, of agent step" in capfd.readouterr().err
-    assert_same_run(uninterrupted, folder)
+    assert_same_run(whole, folder)
 
 
-def test_damage_to_both_checkpoints_is_named(uninterrupted: Path, tmp_path: Path) -> None:
-    folder = unfinished_copy(uninterrupted, tmp_path / "copy")
+def test_damage_to_both_checkpoints_is_named(whole: Path, tmp_path: Path) -> None:
+    folder = unfinished_copy(whole, tmp_path / "copy")
     for file in (folder / "checkpoint").glob("state-*"):
         flip_a_byte(file)
     with pytest.raises(UserError, match=r"cannot be read .*checksum.* delete the folder to begin the run again"):
@@ -386,22 +377,22 @@ def test_damage_to_both_checkpoints_is_named(uninterrupted: Path, tmp_path: Path
     ],
 )
 def test_a_checkpoint_past_the_limits_of_its_run_is_refused(
-    changes: dict[str, object], uninterrupted: Path, tmp_path: Path
+    changes: dict[str, object], whole: Path, tmp_path: Path
 ) -> None:
-    folder = unfinished_copy(uninterrupted, tmp_path / "copy")
+    folder = unfinished_copy(whole, tmp_path / "copy")
     edit_checkpoint(folder, **changes)
     with pytest.raises(UserError, match="cannot be read"):
         drq.train(small(folder), quiet=True)
 
 
-def test_folders_of_others_behind_links_are_left_alone(uninterrupted: Path, tmp_path: Path) -> None:
+def test_folders_of_others_behind_links_are_left_alone(whole: Path, tmp_path: Path) -> None:
     """A run folder may be reached through a link; what is in it may not lead elsewhere."""
     models = tmp_path / "models"
-    shutil.copytree(uninterrupted / "checkpoint", models)
+    shutil.copytree(whole / "checkpoint", models)
     (models / "mine.safetensors").write_bytes(b"precious")
     before = {file.name: file.read_bytes() for file in models.iterdir()}
     for name in ("checkpoint", "checkpoint/latest.json", "eval.csv", "train.csv", "finished.json", "config.json"):
-        folder = unfinished_copy(uninterrupted, tmp_path / f"copy-{name.replace('/', '-')}")
+        folder = unfinished_copy(whole, tmp_path / f"copy-{name.replace('/', '-')}")
         target = models / "latest.json"
         if name == "checkpoint":
             shutil.rmtree(folder / name)
@@ -412,17 +403,17 @@ def test_folders_of_others_behind_links_are_left_alone(uninterrupted: Path, tmp_
         with pytest.raises(UserError, match="is a link"):
             drq.train(small(folder), quiet=True)
         assert {file.name: file.read_bytes() for file in models.iterdir()} == before
-    (tmp_path / "link").symlink_to(unfinished_copy(uninterrupted, tmp_path / "real"))
+    (tmp_path / "link").symlink_to(unfinished_copy(whole, tmp_path / "real"))
     (tmp_path / "real" / "checkpoint" / "mine.safetensors").write_bytes(b"precious")
     drq.train(small(tmp_path / "link"), quiet=True)
-    assert_same_run(uninterrupted, tmp_path / "real")
+    assert_same_run(whole, tmp_path / "real")
     assert (tmp_path / "real" / "checkpoint" / "mine.safetensors").read_bytes() == b"precious"
 
 
 @pytest.mark.parametrize("error", [KeyError("rows"), RuntimeError("shapes"), ValueError("dtype"), OSError("device")])
 @pytest.mark.parametrize("part", ["replay", "learner"])
 def test_a_bug_in_restoring_is_no_damaged_file(
-    part: str, error: Exception, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    part: str, error: Exception, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object) -> None:
         raise error
@@ -431,14 +422,14 @@ def test_a_bug_in_restoring_is_no_damaged_file(
         monkeypatch.setattr(Replay, "restore", fail)
     else:
         monkeypatch.setattr(Learner, "restore", fail)
-    folder = unfinished_copy(uninterrupted, tmp_path / "copy")
+    folder = unfinished_copy(whole, tmp_path / "copy")
     with pytest.raises(type(error)) as raised:
         drq.train(small(folder), quiet=True)
     assert raised.value is error
 
 
 def test_a_full_disk_keeps_the_previous_checkpoint(
-    tmp_path: Path, uninterrupted: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = [0]
     original = checkpoint_module.save_file
@@ -460,13 +451,13 @@ def test_a_full_disk_keeps_the_previous_checkpoint(
     left = tmp_path / "run/checkpoint/.tmpAb12Cd"  # as safetensors leaves it where a run is killed
     left.touch()
     drq.train(small(tmp_path / "run"), quiet=True)
-    assert_same_run(uninterrupted, tmp_path / "run")
+    assert_same_run(whole, tmp_path / "run")
     assert not left.exists()
 
 
-def test_the_policy_of_a_checkpoint_acts_as_the_trained_one(uninterrupted: Path) -> None:
-    policy = drq.load(uninterrupted)
-    trained = state(uninterrupted)
+def test_the_policy_of_a_checkpoint_acts_as_the_trained_one(whole: Path) -> None:
+    policy = drq.load(whole)
+    trained = state(whole)
     for name, value in policy.agent.modules.state_dict().items():
         assert np.array_equal(value.numpy(), trained[f"agent.{name}"].numpy()), name
 

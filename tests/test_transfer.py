@@ -33,14 +33,6 @@ from runs import assert_same_run, drq, small
 from test_launcher import GOOD, SEARCH, write_suite
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run with seven checkpoints behind it."""
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    train(small(folder), quiet=True)
-    return folder
-
-
 def sound(folder: Path) -> bool:
     """Whether a copy has every file that its lists name, and claims no more than it has."""
     lists = [folder / "checkpoint" / name for name in ("latest.json", "previous.json")]
@@ -50,19 +42,19 @@ def sound(folder: Path) -> bool:
     return not (folder / "finished.json").exists() or lists[0].exists()
 
 
-def test_a_copy_is_sound_wherever_it_is_cut_off(run: Path, tmp_path: Path) -> None:
-    pieces = list(Outbox(run).pieces())
+def test_a_copy_is_sound_wherever_it_is_cut_off(whole: Path, tmp_path: Path) -> None:
+    pieces = list(Outbox(whole).pieces())
     assert pieces[0][1] == "config.json"
     assert pieces[-1][1] == "finished.json"
     for number, piece in enumerate(pieces):
         receive(tmp_path / "copy", [piece])
         assert sound(tmp_path / "copy"), pieces[number][1]
-    assert_same_run(tmp_path / "copy", run)
+    assert_same_run(tmp_path / "copy", whole)
 
 
-def test_only_what_is_new_is_sent(run: Path, tmp_path: Path) -> None:
+def test_only_what_is_new_is_sent(whole: Path, tmp_path: Path) -> None:
     source, copy = tmp_path / "source", tmp_path / "copy"
-    receive(source, Outbox(run).pieces())
+    receive(source, Outbox(whole).pieces())
     outbox = Outbox(source)
     receive(copy, outbox.pieces())
     assert list(outbox.pieces()) == []
@@ -110,19 +102,19 @@ def test_a_piece_that_leads_out_of_the_folder_is_refused(path: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("scheme", ["memory", "file"])
-def test_a_store_holds_runs(scheme: str, run: Path, tmp_path: Path) -> None:
+def test_a_store_holds_runs(scheme: str, whole: Path, tmp_path: Path) -> None:
     url = f"memory://runs-{tmp_path.name}" if scheme == "memory" else f"file://{tmp_path}/store"
-    store, outbox = RunStore(url), Outbox(run, appends=False)
+    store, outbox = RunStore(url), Outbox(whole, appends=False)
     store.take("a/run", "me")
     store.write((kind, f"a/run/{path}", *rest) for kind, path, *rest in outbox.pieces())  # type: ignore[misc]
     assert list(outbox.pieces()) == []
     again = RunStore(url)
     assert again.owner("a/run") == "me"
     again.fetch("a/run", tmp_path / "shown", checkpoints=False)
-    assert (tmp_path / "shown" / "a" / "run" / "eval.csv").read_bytes() == (run / "eval.csv").read_bytes()
+    assert (tmp_path / "shown" / "a" / "run" / "eval.csv").read_bytes() == (whole / "eval.csv").read_bytes()
     assert not (tmp_path / "shown" / "a" / "run" / "checkpoint").exists()
     again.fetch("", tmp_path / "whole", checkpoints=True)
-    assert_same_run(tmp_path / "whole" / "a" / "run", run)
+    assert_same_run(tmp_path / "whole" / "a" / "run", whole)
 
 
 class FailingPool:
@@ -224,10 +216,10 @@ def test_a_start_costs_as_much_in_a_large_suite_as_in_a_small_one(
     assert names_asked_for(2) == names_asked_for(100)
 
 
-def test_a_machine_that_cannot_keep_the_arithmetic_is_refused(run: Path, tmp_path: Path) -> None:
+def test_a_machine_that_cannot_keep_the_arithmetic_is_refused(whole: Path, tmp_path: Path) -> None:
     suite, folder = find_suite(write_suite(tmp_path, GOOD)), SuiteFolder(tmp_path / "out")
     there = folder.run_folder(suite.runs()[0]).path
-    receive(there, Outbox(run).pieces())
+    receive(there, Outbox(whole).pieces())
     (there / "checkpoint" / "latest.json").unlink()  # the one before will do
     assert begun_with(RunFolder(there))["device"] == "cpu"
     described = json.loads((there / "config.json").read_text())
