@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from drq import cli
 from drq.config import EnvConfig, EvalConfig, ReplayConfig, SACConfig, TrainConfig
 from drq.presets import preset_values
+from drq.training.callbacks import Callback, RunView
 from drq.training.checkpoint_files import Description
 
 
@@ -36,6 +37,16 @@ def small(directory: Path, task: str = "toy/reach", **changes: Any) -> TrainConf
         eval=EvalConfig(every=40, episodes=2, video=False),
     )
     return dataclasses.replace(config, **changes)
+
+
+class StopAt(Callback):
+    """Stops a run at this agent step; the same run goes on from there."""
+
+    def __init__(self, agent_step: int) -> None:
+        self.agent_step = agent_step
+
+    def on_step(self, run: RunView) -> bool:
+        return run.agent_step != self.agent_step
 
 
 FLAGS = [

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 import drq
 from drq.errors import UserError
 from drq.training.evaluation_service import InlineEvaluation
+from runs import StopAt, small, state
 from runs import drq as command
-from runs import small, state
 
 SCORES = {40: 3.0, 80: 7.0, 120: 1.0}
 
@@ -118,11 +118,7 @@ def test_damage_to_it_is_named_and_stops_no_run(tmp_path: Path, capfd: pytest.Ca
 
 
 def test_where_there_is_none_that_is_said(tmp_path: Path) -> None:
-    class AtOnce(drq.Callback):
-        def on_step(self, run: drq.RunView) -> bool:
-            return False
-
-    drq.train(small(tmp_path / "run"), callbacks=[AtOnce()], quiet=True)
+    drq.train(small(tmp_path / "run"), callbacks=[StopAt(1)], quiet=True)
     with pytest.raises(UserError, match="keeps no best policy yet"):
         drq.load(tmp_path / "run", best=True)
     exported = drq.export(tmp_path / "run", tmp_path / "last.drq")

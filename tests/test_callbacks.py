@@ -9,7 +9,7 @@ import pytest
 
 import drq
 from drq.errors import UserError
-from runs import assert_same_run, rows, small
+from runs import StopAt, assert_same_run, rows, small
 
 
 class Note:
@@ -30,14 +30,6 @@ class Note:
     def on_evaluation(self, run: drq.RunView) -> bool:
         self.evaluations.append(run)
         return True  # only False stops
-
-
-class StopAt(drq.Callback):
-    def __init__(self, agent_step: int) -> None:
-        self.agent_step = agent_step
-
-    def on_step(self, run: drq.RunView) -> bool:
-        return run.agent_step != self.agent_step
 
 
 def test_they_hear_of_steps_episodes_and_evaluations(whole: Path, tmp_path: Path) -> None:

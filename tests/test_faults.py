@@ -27,26 +27,15 @@ from drq.report.results import read_results
 from drq.training import checkpoint as checkpoint_module
 from drq.training import evaluation_service, logs, policy
 from drq.training.evaluate import Evaluation
-from drq.training.loop import Loop
 from drq.training.video import save_video
-from runs import assert_same_run, fails, rows, small
+from runs import StopAt, assert_same_run, fails, rows, small
 
 
 @pytest.fixture
-def halfway(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same run, stopped at agent step 68."""
-    folder = tmp_path / "run"
-    original = Loop._save_if_due
-
-    def save_if_due(self: Loop) -> None:
-        self.stop.requested = self.state.agent_step == 68
-        original(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "_save_if_due", save_if_due)
-        with pytest.raises(KeyboardInterrupt):
-            drq.train(small(folder), quiet=True)
-    return folder
+def halfway(tmp_path: Path) -> Path:
+    """The same run as `whole`, stopped at agent step 68."""
+    drq.train(small(tmp_path / "run"), callbacks=[StopAt(68)], quiet=True)
+    return tmp_path / "run"
 
 
 FULL = OSError(28, "No space left on device")

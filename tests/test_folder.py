@@ -20,7 +20,7 @@ from drq.report.results import read_results
 from drq.settings import _types_of_settings as settings_of
 from drq.settings import config_from_json, config_to_json, flat, override
 from drq.training.folder import Finished, RunFolder
-from runs import small, state
+from runs import StopAt, small, state
 
 SPEC = EnvSpec("dmc/cartpole-swingup", (3, 84, 84), 3, "continuous", 1, 8, 125)
 
@@ -145,14 +145,9 @@ def test_what_may_change_when_a_run_goes_on_is_this_and_nothing_else(tmp_path: P
         folder.check(dataclasses.replace(config, steps=config.steps - 1))
 
 
-class StopAt50(drq.Callback):
-    def on_step(self, run: drq.RunView) -> bool:
-        return run.agent_step < 50
-
-
 def test_what_may_change_changes_nothing_that_is_learnt(tmp_path: Path) -> None:
     drq.train(small(tmp_path / "whole", steps=140), quiet=True)
-    drq.train(small(tmp_path / "run"), callbacks=[StopAt50()], quiet=True)
+    drq.train(small(tmp_path / "run"), callbacks=[StopAt(50)], quiet=True)
     often = EvalConfig(every=25, episodes=1, min_agent_steps=60, video=True)
     changes = {"log_every": 7, "checkpoint_every": 30, "eval": often, "engine": EngineConfig(eval_process="on")}
     drq.train(small((tmp_path / "run").rename(tmp_path / "moved"), steps=140, **changes), quiet=True)

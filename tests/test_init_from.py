@@ -18,7 +18,7 @@ from drq.replay import Choice, Replay
 from drq.training.checkpoint import drop_replay
 from drq.training.loop import Loop
 from drq.training.run import Trainer
-from runs import assert_same_run, small, state
+from runs import StopAt, assert_same_run, small, state
 
 AGENT = SACConfig(batch_size=8, hidden_dim=16, feature_dim=8, seed_steps=20)
 
@@ -27,20 +27,12 @@ def after(folder: Path, source: Path, **changes: Any) -> TrainConfig:
     return small(folder, seed=2, init_from=str(source), **{"steps": 60, **changes})
 
 
-class Stop(drq.Callback):
-    def __init__(self, agent_step: int = 1) -> None:
-        self.agent_step = agent_step
-
-    def on_step(self, run: drq.RunView) -> bool:
-        return run.agent_step < self.agent_step
-
-
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {name: value for name, value in state(folder).items() if name.startswith("agent.")}
 
 
 def test_it_begins_with_all_weights_of_a_run(whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    drq.train(after(tmp_path / "run", whole), callbacks=[Stop()])
+    drq.train(after(tmp_path / "run", whole), callbacks=[StopAt(1)])
     assert f"Begins with the weights of {whole}, of agent step 120." in capfd.readouterr().err
     here, there = weights(tmp_path / "run"), weights(whole)
     assert here.keys() == there.keys()
@@ -50,7 +42,7 @@ def test_it_begins_with_all_weights_of_a_run(whole: Path, tmp_path: Path, capfd:
 
 def test_an_exported_file_brings_what_acts_and_targets_follow(whole: Path, tmp_path: Path) -> None:
     file = drq.export(whole, tmp_path / "policy.drq")
-    drq.train(after(tmp_path / "run", file), callbacks=[Stop()], quiet=True)
+    drq.train(after(tmp_path / "run", file), callbacks=[StopAt(1)], quiet=True)
     here, there, brought = weights(tmp_path / "run"), weights(whole), drq.load(file).agent.modules.state_dict()
     encoder = [name for name in here if name.startswith("agent.critic.encoder")]
     acting = [name for name in here if name.startswith("agent.actor")] + encoder
@@ -64,7 +56,7 @@ def test_an_exported_file_brings_what_acts_and_targets_follow(whole: Path, tmp_p
 def test_resuming_needs_the_source_no_more_and_is_exact(whole: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(whole, tmp_path / "copy"))
     drq.train(after(tmp_path / "whole", copy, init_replay=True), quiet=True)
-    drq.train(after(tmp_path / "run", copy, init_replay=True), callbacks=[Stop(30)], quiet=True)
+    drq.train(after(tmp_path / "run", copy, init_replay=True), callbacks=[StopAt(30)], quiet=True)
     shutil.rmtree(copy)
     drq.train(after(tmp_path / "run", copy, init_replay=True), quiet=True)
     assert_same_run(tmp_path / "whole", tmp_path / "run")

@@ -22,7 +22,7 @@ from drq.replay import Choice, Replay
 from drq.training.components import describe
 from drq.training.run import Trainer
 from drq.training.schedule import Schedule
-from runs import assert_same_run, rows, small
+from runs import StopAt, assert_same_run, rows, small
 
 OWN = str(Path(own_env.__file__))
 
@@ -31,14 +31,6 @@ def lamps(folder: Path, count: int = 3, **changes: Any) -> TrainConfig:
     """Episodes of 14 agent steps; the counts are no multiples of 3."""
     config = small(folder, "gym/Lamp-v0", imports=(OWN,), num_envs=count, replay=ReplayConfig(200))
     return replace(config, **changes)
-
-
-class StopAt(drq.Callback):
-    def __init__(self, agent_step: int) -> None:
-        self.agent_step = agent_step
-
-    def on_step(self, run: drq.RunView) -> bool:
-        return run.agent_step < self.agent_step
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +81,7 @@ def transition(replay: Replay, stream: int, number: int) -> tuple[np.ndarray, np
 
 
 def test_it_resumes_exactly(whole: Trainer, tmp_path: Path) -> None:
-    assert not drq.train(lamps(tmp_path / "run"), callbacks=[StopAt(70)], quiet=True).finished
+    assert not drq.train(lamps(tmp_path / "run"), callbacks=[StopAt(72)], quiet=True).finished
     assert drq.load(tmp_path / "run").agent_step == 72
     drq.train(lamps(tmp_path / "run"), quiet=True)
     assert_same_run(whole.folder.path, tmp_path / "run")

@@ -9,11 +9,9 @@ import random
 import shutil
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import drq
 from drills import REFUSED, Outcome, ended, forked, train
@@ -21,8 +19,7 @@ from drq import cli
 from drq.errors import UserError
 from drq.report.watch import Watched
 from drq.training.checkpoint_files import Description
-from drq.training.loop import Loop
-from runs import small, state
+from runs import StopAt, small, state
 
 MODULE = 'from pathlib import Path\nPath(__file__).with_name("ran").touch()\n'
 ASKING: dict[str, tuple[str, Any]] = {
@@ -206,18 +203,7 @@ def damaged_files(whole: Path, work: Path, count: int, chance: random.Random) ->
     """A file of a run that was stopped half-way is flipped, cut, emptied, exchanged or deleted; then it goes on."""
     outcome = Outcome()
     halfway = work / "halfway"
-
-    def stopped() -> None:
-        original = Loop._save_if_due
-
-        def save_if_due(self: Loop) -> None:
-            self.stop.requested = self.state.agent_step == 68
-            original(self)
-
-        with suppress(KeyboardInterrupt), mock.patch.object(Loop, "_save_if_due", save_if_due):
-            drq.train(small(halfway), quiet=True)
-
-    ended(forked(stopped))
+    ended(forked(lambda: drq.train(small(halfway), callbacks=[StopAt(68)], quiet=True)))
     names = [file.relative_to(halfway) for file in sorted(halfway.rglob("*")) if file.is_file()]
     names = [name for name in names if name.parts[0] != "tensorboard" and name.name != ".lock"]
     for number in range(count):
