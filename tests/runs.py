@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -78,6 +80,16 @@ def fails(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     said = capsys.readouterr()
     assert "Traceback" not in said.err
     return said.err.strip().splitlines()[-1]
+
+
+def script(name: str) -> ModuleType:
+    """A file of scripts/ as a module, a new one every time."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def state(folder: Path) -> dict[str, torch.Tensor]:

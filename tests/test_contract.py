@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +14,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 import drq
+import td3_drq as td3
 from drq import regularize
 from drq.agents import AGENTS, AgentKind, Returns, UpdateResult
 from drq.backend import Backend
@@ -265,40 +263,28 @@ def test_half_an_update_a_step_through_the_loop(tmp_path: Path) -> None:
 # An agent from outside: the TD3 of examples/.
 
 
-@pytest.fixture
-def td3(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    path = Path(__file__).parents[1] / "examples" / "td3_drq.py"
-    spec = importlib.util.spec_from_file_location("td3_drq", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "td3_drq", module)
-    spec.loader.exec_module(module)
-    return module
-
-
-def small(td3: ModuleType, folder: Path, device: str = "cpu", steps: int = 60) -> drq.TrainConfig:
+def small(folder: Path, steps: int = 60) -> drq.TrainConfig:
     return dataclasses.replace(
         td3.SETTINGS,
         agent=td3.TD3Config(batch_size=8, seed_steps=30),
         dir=str(folder),
         steps=steps,
         checkpoint_every=40,
-        device=device,
+        device="cpu",
         eval=drq.EvalConfig(every=0, episodes=2, video=False),
     )
 
 
-def test_an_agent_object_resumes_exactly(td3: ModuleType, tmp_path: Path) -> None:
-    td3.train(small(td3, tmp_path / "whole"))
-    td3.train(small(td3, tmp_path / "parts", steps=45))
-    td3.train(small(td3, tmp_path / "parts"))
+def test_an_agent_object_resumes_exactly(tmp_path: Path) -> None:
+    td3.train(small(tmp_path / "whole"))
+    td3.train(small(tmp_path / "parts", steps=45))
+    td3.train(small(tmp_path / "parts"))
     one, other = ((tmp_path / name / "eval.csv").read_text().splitlines()[-1] for name in ("whole", "parts"))
     assert one.split(",")[:5] == other.split(",")[:5]
 
 
 def test_an_agent_with_a_row_trains_and_evaluates_from_the_command_line(
-    td3: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(AGENTS, "td3", AgentKind(td3.TD3Config, "td3_drq:TD3", "continuous"))
     options = "--agent.batch-size 8 --agent.seed-steps 30 --env.image-size 24 --env.frame-stack 1 --steps 60"
@@ -309,14 +295,14 @@ def test_an_agent_with_a_row_trains_and_evaluates_from_the_command_line(
     assert isinstance(drq.load(tmp_path).agent, td3.TD3)
 
 
-def test_the_folder_of_an_agent_without_a_row_says_what_to_do(td3: ModuleType, tmp_path: Path) -> None:
-    td3.train(small(td3, tmp_path))
+def test_the_folder_of_an_agent_without_a_row_says_what_to_do(tmp_path: Path) -> None:
+    td3.train(small(tmp_path))
     with pytest.raises(drq.UserError, match=r"There is no agent .td3.: choose from .* a row in drq\.agents\.AGENTS"):
         drq.load(tmp_path)
 
 
 @pytest.mark.gpu
-def test_an_agent_from_outside_gets_graphs_and_kernels(td3: ModuleType) -> None:
+def test_an_agent_from_outside_gets_graphs_and_kernels() -> None:
     """Equal to plain PyTorch but for rounding, through captured updates and our convolutions."""
     spec = EnvSpec("toy/control", (3, 32, 32), 3, "continuous", 2, 1, 20)
     found = []

@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-import torch
+
+import td3_drq as td3
 
 ROOT = Path(__file__).parents[1]
 TD3 = ROOT / "examples" / "td3_drq.py"
 RANDOM, PERFECT = 8.91, 47.84
 
 
-@pytest.fixture
-def td3(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("td3_drq", TD3)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "td3_drq", module)
-    spec.loader.exec_module(module)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield module
-    torch.set_num_threads(threads)
-
-
-def test_td3_with_drq_learns(td3: ModuleType, tmp_path: Path) -> None:
+def test_td3_with_drq_learns(tmp_path: Path) -> None:
     own = td3.SETTINGS
     smaller = {"env": replace(own.env, image_size=16), "agent": replace(own.agent, pad=1, discount=0.5)}
     mean = td3.train(replace(own, steps=1_500, dir=str(tmp_path), device="cpu", **smaller))

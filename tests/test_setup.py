@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -27,6 +26,7 @@ from packaging.version import Version
 
 from drq import errors
 from drq.machine import REQUIRED
+from runs import script
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -38,15 +38,6 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 FOR_USERS = {name: lines for name, lines in EXTRAS.items() if name != "dev"}
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def executable(path: Path, text: str) -> Path:

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 import drq
 from runs import drq as command
-from runs import rows
+from runs import rows, script
 
 ROOT = Path(__file__).parent.parent
 
 
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("determinism_trace", ROOT / "scripts" / "trace.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-trace = script()
+trace = script("trace")
 
 
 @pytest.fixture(scope="module")
