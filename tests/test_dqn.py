@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 import signal
@@ -26,7 +25,7 @@ from drq.envs.protocol import EnvSpec
 from drq.presets import preset
 from drq.replay import Batch
 from drq.training.run import train
-from runs import state
+from runs import assert_same_run, rows
 
 SIZE, ACTIONS, N = 36, 5, 6
 SPEC = EnvSpec("atari/tiny", (1, SIZE, SIZE), 2, "discrete", ACTIONS, 4, None)
@@ -360,15 +359,5 @@ def test_a_killed_run_goes_on_exactly(tmp_path: Path) -> None:
     assert died.returncode == -signal.SIGKILL, died.stderr
     assert not (killed / "finished.json").exists()
     train(pong(killed), quiet=True)
-
-    def rows(folder: Path, name: str) -> list[dict[str, str]]:
-        with open(folder / name, newline="") as file:
-            return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(file)]
-
-    assert len(rows(whole, "eval.csv")) == 2
-    assert rows(whole, "eval.csv") == rows(killed, "eval.csv")
-    assert rows(whole, "train.csv") == rows(killed, "train.csv")
-    states = [state(folder) for folder in (whole, killed)]
-    assert states[0].keys() == states[1].keys()
-    for name, tensor in states[0].items():
-        assert torch.equal(tensor, states[1][name]), name
+    assert len(rows(whole / "eval.csv")) == 2
+    assert_same_run(whole, killed)

@@ -18,8 +18,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from drq.errors import ProcessEnded, UserError
 from drq.launch import mps, pools, worker
@@ -37,6 +35,7 @@ from drq.training.lock import this_process
 from drq.training.run import train
 from drq.training.stopping import handled_by
 from fake_mps import FakeMPS, pretend_gpu
+from runs import assert_same_run
 
 TINY = """
 tasks = ["toy/reach"]
@@ -65,11 +64,6 @@ def write_suite(folder: Path, *settings: str, seeds: int = 1, steps: int = 150, 
     path = folder / f"{name}.toml"
     path.write_text(TINY.format(seeds=seeds, steps=steps) + "".join(settings))
     return str(path)
-
-
-def weights(run_folder: Path) -> dict[str, torch.Tensor]:
-    latest = json.loads((run_folder / "checkpoint" / "latest.json").read_text())
-    return load_file(run_folder / "checkpoint" / latest["state"])
 
 
 def wait_until(ready: Callable[[], bool], process: subprocess.Popen[str]) -> None:
@@ -147,11 +141,7 @@ def test_ctrl_c_loses_nothing(tmp_path: Path) -> None:
     assert run_suite(SuiteRunArguments(suite, dir=stopped, jobs=1)) == 0
     read = find_suite(suite)
     train(read.config(read.runs()[0], whole), quiet=True)
-    resumed, uninterrupted = weights(stopped / run), weights(whole / run)
-    assert resumed.keys() == uninterrupted.keys()
-    assert all(torch.equal(resumed[name], uninterrupted[name]) for name in resumed)
-    rows = [(folder / run / "eval.csv").read_text().rpartition(",")[0] for folder in (stopped, whole)]
-    assert rows[0] == rows[1]  # all but the seconds
+    assert_same_run(whole / run, stopped / run)
 
 
 def test_a_run_stops_cleanly_when_its_launcher_is_killed(tmp_path: Path) -> None:

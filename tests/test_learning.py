@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import drq
 from drq import envs
@@ -26,14 +24,6 @@ from drq.envs.protocol import Action, Environment, Step
 from drq.training import components
 
 AGENT_STEPS = 1_700
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def small(folder: Path) -> TrainConfig:

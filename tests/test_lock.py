@@ -42,6 +42,10 @@ def test_the_second_process_is_refused_and_a_dead_one_forgotten(
     lock.release()
 
 
+def no_locks(*args: object) -> None:
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
 @pytest.mark.parametrize(
     ("holder", "refused"),
     [
@@ -54,9 +58,6 @@ def test_the_second_process_is_refused_and_a_dead_one_forgotten(
 def test_without_locks_of_the_file_system_the_holder_is_looked_for(
     holder: dict[str, object], refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_locks(*args: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
     monkeypatch.setattr(fcntl, "flock", no_locks)
     monkeypatch.setattr(lock, "BEAT_SECONDS", 0.05)
     (tmp_path / ".lock").write_text(json.dumps(holder))
@@ -73,9 +74,6 @@ def test_without_locks_of_the_file_system_the_holder_is_looked_for(
 def test_another_machine_is_believed_if_its_file_moves(
     locks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_locks(*args: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
     if not locks:  # else those of other machines are not seen here
         monkeypatch.setattr(fcntl, "flock", no_locks)
     path, over = tmp_path / ".lock", threading.Event()
