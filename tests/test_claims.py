@@ -88,7 +88,7 @@ def test_a_dead_process_of_this_machine_is_known_at_once(tmp_path: Path) -> None
     assert [path.name for path in (tmp_path / "c").iterdir()] == ["run.2"]
 
 
-def test_another_machine_is_watched(tmp_path: Path, beating: Path, quick: None) -> None:
+def test_another_machine_is_watched(beating: Path, quick: None) -> None:
     mine = Claims(beating.parent)
     assert mine.states() == {"run": "unsure"}
     deadline = time.monotonic() + 60

@@ -17,9 +17,12 @@ import tyro
 
 from drq import cli
 from drq.config import TrainConfig
+from drq.envs import EnvSpec
 from drq.errors import UserError
 from drq.presets import preset
-from runs import FLAGS, drq, fails, rows
+from drq.training import folder as folder_module
+from drq.training.folder import RunFolder
+from runs import FLAGS, drq, fails, rows, small
 
 
 @pytest.mark.parametrize(
@@ -224,14 +227,8 @@ def test_an_occupied_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_other_simulator_versions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pixels differ between versions of the simulator: a run does not go on across them."""
-    from drq.training import folder as folder_module
-    from drq.training.folder import RunFolder
-    from runs import small
-
     config = small(tmp_path / "run", "dmc/cartpole-swingup")
     run = RunFolder(tmp_path / "run")
-    from drq.envs.protocol import EnvSpec
-
     run.open(config, EnvSpec(config.task, (3, 24, 24), 3, "continuous", 1, 8, 125))
     run.check(config)
     newer = folder_module.versions() | {"mujoco": "3.12.0"}
@@ -242,8 +239,6 @@ def test_other_simulator_versions_are_refused(tmp_path: Path, monkeypatch: pytes
 
 def test_a_copy_without_history_is_told_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code is copied to GPU machines without .git, and a run there shall still name its commit."""
-    from drq.training import folder as folder_module
-
     monkeypatch.setattr(folder_module, "__file__", str(tmp_path / "src" / "drq" / "training" / "folder.py"))
     monkeypatch.delenv("DRQ_COMMIT", raising=False)
     assert folder_module.git_commit() is None

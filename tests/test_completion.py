@@ -42,7 +42,7 @@ def test_the_other_shells_can_read_theirs(shell: str, capsys: pytest.CaptureFixt
         subprocess.run([shell, "-n"], input=script, text=True, check=True)
 
 
-def test_an_unknown_shell(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_shell() -> None:
     with pytest.raises(SystemExit) as stopped:
         cli.main(["completion", "tcsh"])
     assert stopped.value.code == 2

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from drq import envs, train
+from drq.agents import make_agent
 from drq.config import EngineConfig, EnvConfig, EvalConfig, ReplayConfig, SACConfig, TrainConfig
 from drq.engine import DrawnStack, EngineSettings, FastBackend, HostActor, KernelError
 from drq.engine.kernels import runtime
@@ -179,8 +180,6 @@ def test_acting_on_a_gpu_reads_either(graphs: Any) -> None:
     config = preset("cpu", CARTPOLE)
     env = env_of("cuda")
     engine = EngineSettings.resolve(EngineConfig(cuda_graphs=graphs), torch.device("cuda"), config.agent, 0)
-    from drq.agents import make_agent
-
     agent = make_agent(env.spec, SACConfig(hidden_dim=16), FastBackend(engine), 0)
     noise = agent.evaluation(1, torch.Generator())
     for seed in range(3):

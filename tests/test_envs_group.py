@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from drq.config import EnvConfig
 from drq.envs import Action, Environment, EnvironmentGroup, EnvSpec, Frame, Step, make, make_group, task_names
-from drq.envs.cameras import Tiles, grid
+from drq.envs.cameras import TiledCamera, Tiles, grid
 from drq.envs.dmc import make as make_dmc
 from drq.envs.dmc_group import ControlSuiteGroup, RayGroup
 from drq.envs.group import ThreadedGroup
@@ -440,8 +440,6 @@ def test_impossible_groups_are_refused(task: str, config: EnvConfig, said: str) 
 @needs_gl
 def test_an_opengl_that_draws_tiles_otherwise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then every environment draws for itself, and frames are right all the same."""
-    from drq.envs.cameras import TiledCamera
-
     original = TiledCamera.draw
 
     def off_by_one(self, states):  # type: ignore[no-untyped-def]
@@ -466,8 +464,6 @@ def test_an_opengl_that_draws_tiles_otherwise_is_noticed(monkeypatch: pytest.Mon
 
 @needs_gl
 def test_snapshots_from_before_it_was_noticed_are_pictures_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    from drq.envs.cameras import TiledCamera
-
     original = TiledCamera.draw
 
     def off_by_one(self, states):  # type: ignore[no-untyped-def]

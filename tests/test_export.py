@@ -23,6 +23,7 @@ from drq.envs.protocol import EnvSpec
 from drq.training.export import TOLERANCE, ActingGraphModule
 from drq.training.folder import RunFolder
 from drq.training.policy_file import read_policy_file
+from drq.training.seeds import Purpose, seed_for
 from runs import drq as command
 from runs import small
 
@@ -201,8 +202,6 @@ def test_a_batch_acts_as_each_alone(run: str, request: pytest.FixtureRequest) ->
 
 def test_a_wrapped_environment_is_what_training_played(lamp: Path) -> None:
     """Action repeat, frames and resets: the same return as `drq.evaluate` of the same seed."""
-    from drq.training.seeds import Purpose, seed_for
-
     played = drq.evaluate(lamp, episodes=1, seed=3, imports=[OWN_ENV])
     policy = drq.load(lamp, imports=[OWN_ENV])
     env = drq.wrap(gymnasium.make("Lamp-v0"), policy)
@@ -335,7 +334,7 @@ def test_a_file_that_is_no_policy(tmp_path: Path) -> None:
         drq.load(tmp_path / "x.drq")
 
 
-def test_a_window_without_a_screen(lamp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_without_a_screen(lamp: Path) -> None:
     import matplotlib.pyplot as plt
 
     plt.switch_backend("agg")

@@ -22,6 +22,7 @@ from drq.replay import Choice, Replay
 from drq.training.components import describe
 from drq.training.run import Trainer
 from drq.training.schedule import Schedule
+from drq.training.seeds import Purpose, seed_for
 from runs import StopAt, assert_same_run, rows, small
 
 OWN = str(Path(own_env.__file__))
@@ -55,7 +56,7 @@ def test_every_episode_is_whole_and_of_its_own_seed(whole: Trainer) -> None:
     env = make("gym/Lamp-v0", EnvConfig(image_size=24), 1)
     for stream, episodes in numbers.items():
         for place, number in enumerate(episodes):
-            frame = env.reset(whole_seed(number))
+            frame = env.reset(seed_for(1, Purpose.EPISODE, number))
             for agent_step in range(14 * place, min(14 * place + 14, 40)):
                 obs, action, reward, next_obs = transition(replay, stream, agent_step)
                 np.testing.assert_array_equal(obs[-3:], frame)
@@ -65,12 +66,6 @@ def test_every_episode_is_whole_and_of_its_own_seed(whole: Trainer) -> None:
                 frame = step.frame
             assert step.done == (place < 2)
     env.close()
-
-
-def whole_seed(number: int) -> int:
-    from drq.training.seeds import Purpose, seed_for
-
-    return seed_for(1, Purpose.EPISODE, number)
 
 
 def transition(replay: Replay, stream: int, number: int) -> tuple[np.ndarray, np.ndarray, float, np.ndarray]:
@@ -87,7 +82,7 @@ def test_it_resumes_exactly(whole: Trainer, tmp_path: Path) -> None:
     assert_same_run(whole.folder.path, tmp_path / "run")
 
 
-def test_an_environment_in_another_process_is_the_same(tmp_path: Path) -> None:
+def test_an_environment_in_another_process_is_the_same() -> None:
     here, there = make("gym/Lamp-v0", EnvConfig(image_size=24), 2), remote()
     assert there.spec == here.spec
     for seed in (1, 2):

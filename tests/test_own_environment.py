@@ -13,7 +13,9 @@ from pathlib import Path
 import gymnasium
 import pytest
 
+import drq
 from drq import cli
+from drq.training.run import train
 from runs import FLAGS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own-environment.md").read_text()
@@ -64,9 +66,6 @@ def test_the_python_of_the_page_trains(page: Path, monkeypatch: pytest.MonkeyPat
         "agent.seed_steps": 55,
         "agent.batch_size": 4,
     }
-    import drq
-    from drq.training.run import train
-
     monkeypatch.setattr(
         drq, "train", lambda task, **settings: train(task, **settings | shorter, quiet=True), raising=False
     )

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from drq.agents import make_agent
 from drq.backend import Backend
 from drq.config import DQNConfig, EngineConfig, SACConfig
 from drq.engine import EngineSettings, FastBackend, Learner
@@ -248,8 +249,6 @@ def test_choosing_and_learning_as_a_graph(compiled: Any) -> None:
 
 def test_an_agent_for_control_learns_from_priorities_too() -> None:
     """SAC knows nothing of them: it weighs its errors and reports them, as every agent does."""
-    from drq.agents import make_agent
-
     spec = EnvSpec("toy/state", (4,), 1, "continuous", 2, 1, 50)
     config = SACConfig(batch_size=8, hidden_dim=16, feature_dim=8)
     settings = EngineSettings.resolve(EngineConfig(precision="float32"), torch.device("cpu"), config)
@@ -273,8 +272,6 @@ def test_an_agent_for_control_learns_from_priorities_too() -> None:
 def test_priorities_of_all_streams_go_into_a_larger_replay(added: int) -> None:
     """As when a run is given more steps: a stream's slots begin elsewhere then, and transitions that had gone round the
     smaller ring, as those of a replay that came along do, are elsewhere in the larger one."""
-    from drq.agents import make_agent
-
     config = DQNConfig(batch_size=8, hidden_dim=16)
     backend = FastBackend(EngineSettings.resolve(EngineConfig(precision="float32"), torch.device("cpu"), config))
 

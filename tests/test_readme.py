@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import gymnasium
 import numpy as np
 import pytest
+import torch
 
 import drq
 from drq import cli
@@ -222,8 +223,6 @@ def test_the_augmentation_of_the_docs(tmp_path: Path, monkeypatch: pytest.Monkey
     (block,) = re.findall(r"```python\n# my_module.py\n(.*?)```", (ROOT / "docs/extending.md").read_text(), flags=re.S)
     (tmp_path / "darkening.py").write_text(block)
     monkeypatch.syspath_prepend(str(tmp_path))
-    import torch
-
     f = drq.augmentation("shift+darkening:Darken")
     images = torch.randint(0, 256, (5, 9, 24, 24), dtype=torch.uint8)
     nu = f.sample(5, (24, 24), torch.Generator().manual_seed(0))

@@ -24,6 +24,7 @@ import drq
 from drq.config import DQNConfig, EngineConfig, EnvConfig, RainbowConfig, ReplayConfig, SACConfig
 from drq.engine import Learner
 from drq.envs.protocol import Action, Step
+from drq.envs.toy import Reach
 from drq.errors import UserError
 from drq.launch import job_to_json, start_worker
 from drq.replay import Replay
@@ -271,8 +272,6 @@ def test_an_environment_that_forgets_is_noticed(
 ) -> None:
     """A state that seed and actions do not lead back to: the run goes on, and says what that means."""
     train_with_crash_at(tmp_path / "run", 40, monkeypatch)
-    from drq.envs.toy import Reach
-
     original = Reach.draw
     monkeypatch.setattr(Reach, "draw", lambda self, size: 255 - original(self, size))
     drq.train(small(tmp_path / "run"))
@@ -285,8 +284,6 @@ def test_an_environment_that_ends_sooner_the_second_time_has_forgotten_too(
 ) -> None:
     """No step is asked of an episode that is over, as would lead back to an older one."""
     train_with_crash_at(tmp_path / "run", 40, monkeypatch)
-    from drq.envs.toy import Reach
-
     original = Reach.advance
     monkeypatch.setattr(Reach, "advance", lambda self, action: original(self, action)._replace(terminated=True))
     drq.train(small(tmp_path / "run"))

@@ -20,7 +20,7 @@ from gymnasium.envs.classic_control import PendulumEnv
 import drq
 from drq import cli
 from drq.config import DQNConfig, EnvConfig, SACConfig, TrainConfig
-from drq.envs import import_modules, make
+from drq.envs import EnvSpec, import_modules, make
 from drq.envs.gym import construct, keyword_arguments
 from drq.errors import UserError
 from drq.presets import configure
@@ -89,9 +89,6 @@ def test_settings_from_a_file(tmp_path: Path, described: list[TrainConfig]) -> N
     assert (described[0].task, described[0].seed, described[0].steps) == ("toy/reach", 3, 700)
     assert (described[0].agent.k, described[0].env.image_size, described[0].preset) == (1, 32, "toy")
     drq_run = small(tmp_path / "run")
-    from drq.envs.protocol import EnvSpec
-    from drq.training.folder import RunFolder
-
     RunFolder(tmp_path / "run").open(drq_run, EnvSpec("toy/reach", (3, 24, 24), 3, "continuous", 2, 1, 50))
     cli.main(["train", "--config", str(tmp_path / "run" / "config.json"), "--seed", "9"])
     assert described[1].dir is None
