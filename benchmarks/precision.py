@@ -18,26 +18,24 @@ import tyro
 from torch import Tensor
 from tyro.conf import Positional
 
-from drq.agents import make_agent, make_replay
 from drq.agents.sac import SAC
 from drq.config import EngineConfig, TrainConfig
-from drq.engine import EngineSettings, FastBackend, Learner
+from drq.engine import EngineSettings, Learner
 from drq.envs.protocol import EnvSpec
 from drq.errors import UserError
 from drq.replay import Batch
 from drq.training.checkpoint import Checkpoints
 from drq.training.checkpoint_reader import newest
+from drq.training.components import make_learner
 from drq.training.folder import RunFolder
+from drq.training.schedule import Schedule
 
 FLOAT32 = EngineConfig(precision="float32", compile="off", cuda_graphs="off", kernels="off")
 
 
 def learner_of(config: TrainConfig, spec: EnvSpec, engine: EngineConfig, device: torch.device) -> Learner:
-    backend = FastBackend(EngineSettings.resolve(engine, device, config.agent, updates=0))
-    agent = make_agent(spec, config.agent, backend, seed=0)
-    capacity = config.replay.capacity or config.steps
-    replay = make_replay(spec, config.agent, backend, capacity)
-    return Learner(agent, replay, backend, seed=0)
+    settings = EngineSettings.resolve(engine, device, config.agent, updates=0)
+    return make_learner(config, spec, settings, Schedule(config).capacity)
 
 
 def found_by(learner: Learner, batch: Batch, draws: object) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
