@@ -53,7 +53,7 @@ def channels_last(image: NDArray[Any]) -> NDArray[np.uint8]:
     return image
 
 
-def resized(image: NDArray[np.uint8], size: int, how: Resize = "box") -> NDArray[np.uint8]:
+def resized(image: NDArray[np.uint8], size: int, how: Resize) -> NDArray[np.uint8]:
     """(height, width, channels) squeezed to a square; an image of that size is handed on as it is."""
     height, width, channels = image.shape
     if (height, width) == (size, size):

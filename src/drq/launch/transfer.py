@@ -19,7 +19,7 @@ from zlib import crc32
 
 Piece = tuple[str, str, int, bytes, bool]
 WHOLE, APPEND, REMOVE = "whole", "append", "remove"
-PIECE_BYTES = 8 * 2**20
+PIECE_BYTES, BATCH_BYTES = 8 * 2**20, 32 * 2**20
 
 
 class FileList(NamedTuple):
@@ -173,14 +173,14 @@ def below(folder: str, pieces: Iterable[Piece]) -> Iterator[Piece]:
         yield kind, f"{folder}/{path}", offset, data, last
 
 
-def batches(pieces: Iterator[Piece], most: int = 4 * PIECE_BYTES) -> Iterator[list[Piece]]:
+def batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
     """Pieces in groups that are worth a message each, and not too large for one."""
     group: list[Piece] = []
     size = 0
     for piece in pieces:
         group.append(piece)
         size += len(piece[3])
-        if size >= most:
+        if size >= BATCH_BYTES:
             yield group
             group, size = [], 0
     if group:

@@ -151,7 +151,7 @@ def slug(text: str) -> str:
     return re.sub(r"((?<!\d)\.|[^\w.])+", "-", text.replace("=", "")).strip("-").lower()
 
 
-def find_task(name: str, families: Iterable[str], imports: tuple[str, ...] = ()) -> str:
+def find_task(name: str, families: Iterable[str], imports: tuple[str, ...]) -> str:
     """The full name of a task. A short one is looked for in the families, however it spells - and _."""
     if "/" not in name:
         by_letters = {letters(split_task(task)[1]): task for family in families for task in task_names(family)}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from drq.errors import UserError
 
 
-def open_window(pause: float = 0.02) -> Callable[[NDArray[np.uint8]], None]:
+def open_window() -> Callable[[NDArray[np.uint8]], None]:
     """A window on this machine's screen; what is returned puts a picture into it, and waits a moment."""
     import matplotlib.pyplot as plt
     from matplotlib import get_backend
@@ -27,6 +27,6 @@ def open_window(pause: float = 0.02) -> Callable[[NDArray[np.uint8]], None]:
         axes.clear()
         axes.set_axis_off()
         axes.imshow(picture)
-        plt.pause(pause)
+        plt.pause(0.02)
 
     return show
