@@ -137,15 +137,13 @@ def _check_images(machine: Machine) -> Iterator[Check]:
     pair = {name: machine.versions[name] for name in PAPER_PAIR if name in machine.versions}
     if len(pair) < len(PAPER_PAIR) or _release(pair["mujoco"]) >= (4,):
         return
-    remedy = f"for images near the paper's `{_install_pair(machine)}`"
     if pair == PAPER_PAIR:
         yield Check("images", "ok", "near the paper's, with this dm_control and mujoco")
-    elif _release(pair["mujoco"]) >= (3, 12):
+        return
+    fault = "how near this pair of dm_control and mujoco comes to the paper's images is not known"
+    if _release(pair["mujoco"]) >= (3, 12):
         fault = "from mujoco 3.12 on the floor is drawn differently, up to 17 of 255 in the mean"
-        yield Check("images", "warning", f"{fault}: {remedy}.")
-    else:
-        fault = "how near this pair of dm_control and mujoco comes to the paper's images is not known"
-        yield Check("images", "warning", f"{fault}: {remedy}.")
+    yield Check("images", "warning", f"{fault}: for images near the paper's `{_install_pair(machine)}`.")
 
 
 def _check_renderer(machine: Machine) -> Check:

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+from numpy.typing import NDArray
 
 from drq.envs import family_of
 from drq.errors import UserError
@@ -173,7 +174,7 @@ def _series(system: int, numbered: list[tuple[int, RunResult]], points: int) -> 
     """Runs that were evaluated at the same steps keep their numbers; others are interpolated between
     theirs."""
     grid, curves = tables.common_grid([run for _, run in numbered])
-    kept = np.unique(np.linspace(0, len(grid) - 1, min(points, len(grid))).round().astype(int))
+    kept = _spread(len(grid), points)
     values = {index: curve[kept] for (index, _), curve in zip(numbered, curves, strict=True)}
     return {"system": system, "x": grid[kept], "runs": values}
 
@@ -182,8 +183,13 @@ def _training_games(system: int, index: int, steps: Array, returns: Array, point
     """The running mean of a few games, as single ones differ too much to be read."""
     width = min(SMOOTHED, len(returns))
     smooth = np.convolve(returns, np.ones(width) / width, mode="valid")
-    kept = np.unique(np.linspace(0, len(smooth) - 1, min(points, len(smooth))).round().astype(int))
+    kept = _spread(len(smooth), points)
     return {"system": system, "run": index, "x": steps[width - 1 :][kept], "y": smooth[kept]}
+
+
+def _spread(count: int, points: int) -> NDArray[np.int64]:
+    """Places of at most so many points of a curve, evenly from its first to its last."""
+    return np.unique(np.linspace(0, count - 1, min(points, count)).round().astype(int))
 
 
 def _published(benchmark: Benchmark, task: str, *, of_state: bool) -> list[Json]:

@@ -27,6 +27,7 @@ from drq.envs.protocol import spec_from_json
 from drq.envs.stack import blank_observations
 from drq.errors import UserError, reason
 from drq.settings import config_from_json, config_to_json, parse_json
+from drq.training.folder import unfinished_name
 
 FORMAT = 1
 """Version of the file's layout."""
@@ -76,7 +77,7 @@ def save_file(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] |
 
 def write_policy_file(path: Path, policy: PolicyFile) -> None:
     """The file appears whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished = unfinished_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(policy.weights, unfinished, header(policy))
