@@ -24,7 +24,6 @@ from drq.engine import EngineSettings, FastBackend, Learner
 from drq.envs.protocol import EnvSpec
 from drq.replay import Batch, Choice, Replay
 from drq.training.checkpoint import Checkpoints
-from drq.training.schedule import Schedule
 from drq.training.state import RunState
 
 SPEC = EnvSpec("toy/state", (4,), 1, "discrete", 3, 1, 50)
@@ -234,14 +233,6 @@ def test_the_target_network_may_act() -> None:
     with torch.no_grad():
         learner.agent.modules["target"].bias.copy_(torch.tensor([0.0, 100.0, 0.0]))
     assert learner.actions(np.zeros((1, 4), np.float32), 0)() == [1]
-
-
-@pytest.mark.parametrize(("rate", "expected"), [(1, [1] * 6), (0.5, [0, 1] * 3), (1.5, [1, 2] * 3), (4, [4] * 6)])
-def test_updates_of_a_step(rate: float, expected: list[int]) -> None:
-    agent = SACConfig(seed_steps=10, updates_per_step=rate)
-    schedule = Schedule(drq.preset("cpu", "toy/reach", agent))
-    assert [schedule.updates(10 + step) for step in range(6)] == expected
-    assert schedule.updates(9) == 0
 
 
 def test_half_an_update_a_step_through_the_loop(tmp_path: Path) -> None:

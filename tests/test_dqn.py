@@ -183,16 +183,6 @@ def test_updates_follow_the_equations(settings: dict[str, Any], weighted: bool) 
             torch.testing.assert_close(weight.double(), oracle.target[name].detach(), rtol=1e-4, atol=2e-6)
 
 
-def test_double_q_learning_matters_once_the_target_network_lags() -> None:
-    losses = {}
-    for double in (True, False):
-        agent = make(double=double, target_every=2)
-        agent.target.load_state_dict(make(seed=1).online.state_dict())
-        draws = agent.draw(torch.Generator().manual_seed(0))
-        losses[double] = float(agent.loss(random_batch(0), draws)[2]["loss"])
-    assert losses[True] != losses[False]
-
-
 def test_views_of_state_and_next_state_are_drawn_independently() -> None:
     draws = make(k=3, m=3).draw(torch.Generator().manual_seed(0))
     assert draws.nu.shape == draws.nu_next.shape == (3 * N, 3)

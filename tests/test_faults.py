@@ -19,7 +19,6 @@ from safetensors.torch import save_file
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 import drq
-import runs
 from drq.errors import UserError
 from drq.launch import suite_status
 from drq.report import write
@@ -170,16 +169,6 @@ def test_a_video_appears_whole_or_not_at_all(tmp_path: Path, capfd: pytest.Captu
         with imageio.get_reader(video) as reader:
             assert reader.get_meta_data()["codec"] == "h264"
     assert capfd.readouterr().err == ""
-
-
-def test_settings_that_do_not_change_what_is_learnt_may_change(halfway: Path, whole: Path) -> None:
-    other = dataclasses.replace(small(halfway).eval, every=60, episodes=1)
-    drq.train(small(halfway, checkpoint_every=11, log_every=30, eval=other, steps=120), quiet=True)
-    one, two = runs.state(whole), runs.state(halfway)
-    assert all(one[name].equal(two[name]) for name in one)
-    agent = dataclasses.replace(small(halfway).agent, k=1)
-    with pytest.raises(UserError, match=r"other settings \(agent.k"):
-        drq.train(small(halfway, agent=agent, steps=200), quiet=True)
 
 
 def cut(file: Path) -> None:

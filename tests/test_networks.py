@@ -375,11 +375,6 @@ def test_far_out_actions_have_finite_probabilities_and_gradients() -> None:
     torch.testing.assert_close(gradient, torch.tensor([[2.0], [-2.0], [0.0]]))
 
 
-def test_the_mode_is_the_sample_without_noise() -> None:
-    policy, noise = random_policy(torch.float32)
-    assert torch.equal(policy.sample(torch.zeros_like(noise))[0], policy.mu.tanh())
-
-
 def finer_than_bfloat16(values: Tensor) -> float:
     """The share of numbers that bfloat16 would change. By chance it would leave one in 65,536 as it is."""
     assert values.dtype == torch.float32

@@ -138,13 +138,6 @@ def test_distributions_weights_and_errors_are_those_of_a_loop(k: int, m: int, we
     torch.testing.assert_close(gradient, expected)
 
 
-def test_equal_weights_are_no_weights() -> None:
-    batch, errors = random_batch(), torch.rand(3 * N, generator=generator(0), dtype=torch.float64)
-    plain, _ = regularize.loss(errors, batch)
-    equal, _ = regularize.loss(errors, batch._replace(weights=torch.ones(N, dtype=torch.float64)))
-    torch.testing.assert_close(plain, equal)
-
-
 def test_views_are_laid_out_view_by_view() -> None:
     f = parse("intensity", intensity_scale=1.0)
     images = torch.arange(1, N + 1, dtype=torch.uint8)[:, None, None, None].expand(N, *SHAPE)

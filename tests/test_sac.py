@@ -316,25 +316,6 @@ def test_the_every_nth_rules_count_updates() -> None:
     ]
 
 
-def test_actor_temperature_and_target_move_every_second_update_by_default() -> None:
-    agent = make()
-    assert [tuple(agent.phase(number)) for number in range(4)] == [(True, True), (False, False)] * 2
-
-
-@pytest.mark.parametrize("tau", [0.01, 0.25, 1.0])
-def test_the_target_is_a_moving_average_of_every_parameter(tau: float) -> None:
-    agent = make(tau=tau)
-    train(agent, 1, seed=3)  # so that target and critic differ
-    before = weights_of(agent)
-    agent.update(random_batch(1), agent.draw(Generator().manual_seed(2)), agent.phase(0))
-    after = weights_of(agent)
-    targets = [name for name in after if name.startswith("target.")]
-    assert len(targets) == len(list(agent.critic.parameters()))
-    for name in targets:
-        online = after[name.replace("target.", "critic.", 1)]
-        torch.testing.assert_close(after[name], (1 - tau) * before[name] + tau * online, rtol=1e-5, atol=1e-7)
-
-
 def test_the_target_begins_as_a_copy_and_is_never_trained() -> None:
     agent = make()
     for online, averaged in zip(agent.critic.parameters(), agent.target.parameters(), strict=True):

@@ -64,8 +64,9 @@ def test_updates_begin_after_the_seed_steps() -> None:
     assert [twenty.updates(agent_step) for agent_step in (0, 19, 20, 21)] == [0, 0, 3, 3]
     assert due(twenty.learning, 22) == [20, 21, 22]
     assert twenty.total_updates == 300 == sum(map(twenty.updates, range(twenty.agent_steps)))
-    half = schedule(agent=dataclasses.replace(agent, updates_per_step=0.5), steps=25)
+    half, more = (schedule(agent=dataclasses.replace(agent, updates_per_step=rate), steps=25) for rate in (0.5, 1.5))
     assert [half.updates(agent_step) for agent_step in range(18, 25)] == [0, 0, 0, 1, 0, 1, 0]
+    assert [more.updates(agent_step) for agent_step in range(18, 25)] == [0, 0, 1, 2, 1, 2, 1]
     four = schedule("gym/Any-v0", repeat=1, num_envs=4, agent=dataclasses.replace(agent, seed_steps=21), steps=40)
     assert [four.updates(agent_step) for agent_step in (16, 20, 24, 28)] == [0, 0, 12, 12]
 
