@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import drq
-from drq import cli
 from drq.backend import Backend
 from drq.config import DQNConfig, EngineConfig, EnvConfig, EvalConfig
 from drq.envs.pictures import frame_of
@@ -25,7 +24,7 @@ from drq.training.folder import RunFolder
 from drq.training.policy_file import read_policy_file
 from drq.training.seeds import Purpose, seed_for
 from runs import drq as command
-from runs import small
+from runs import fails, small
 
 OWN_ENV = str(Path(__file__).with_name("own_env.py"))
 RANDOM = np.random.default_rng(0)
@@ -311,9 +310,7 @@ def test_mistakes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        cli.main(["export", str(lamp), *args])
-    assert said in capsys.readouterr().err
+    assert said in fails(capsys, "export", str(lamp), *args)
     assert list(tmp_path.iterdir()) == []
 
 

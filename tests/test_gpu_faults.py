@@ -17,14 +17,13 @@ import torch
 
 import drq
 import runs
-from drq import cli
 from drq.engine import KernelError, Learner, Snapshot, in_words
 from drq.errors import DeviceLost, UserError
 from drq.launch import mps, pools
 from drq.launch.launcher import SuiteRunArguments, run_suite
 from drq.training import components
 from fake_mps import FakeMPS, pretend_gpu
-from runs import FLAGS, assert_same_run, small
+from runs import FLAGS, assert_same_run, fails, small
 
 OUT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139 GiB.")
 
@@ -116,10 +115,8 @@ def test_memory_that_is_missing_from_the_start(
         raise OUT
 
     monkeypatch.setattr(components, "make_replay", make_replay)
-    with pytest.raises(SystemExit) as left:
-        cli.main(["train", "toy/reach", "--device", "cpu", "--dir", str(tmp_path / "run"), "--steps", "2000"])
-    assert left.value.code == 2
-    said = capsys.readouterr().err.splitlines()[-1]
+    run = str(tmp_path / "run")
+    said = fails(capsys, "train", "toy/reach", "--device", "cpu", "--dir", run, "--steps", "2000")
     assert said.startswith("drq: There is no memory left (CUDA out of memory. Tried to allocate 2.00 GiB); the replay")
     assert "There is no checkpoint yet" in said
     assert not (tmp_path / "run").exists()
@@ -142,10 +139,8 @@ def test_other_commands_say_it_too(
 
     monkeypatch.setattr("drq.training.policy.make_acting_agent", make_acting_agent)
     monkeypatch.setattr(os, "_exit", sys.exit)
-    with pytest.raises(SystemExit) as left:
-        cli.main(["eval", str(whole)])
-    assert left.value.code == 2
-    assert capsys.readouterr().err.startswith("drq: The GPU failed (CUDA error: unspecified launch failure): try again")
+    said = fails(capsys, "eval", str(whole))
+    assert said.startswith("drq: The GPU failed (CUDA error: unspecified launch failure): try again")
 
 
 def test_other_errors_are_not_taken_for_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from drq.errors import UserError
 from drq.presets import configure
 from drq.settings import flat, override
 from drq.training.folder import RunFolder
-from runs import small
+from runs import fails, small
 
 OWN_ENV = str(Path(__file__).with_name("own_env.py"))
 
@@ -108,15 +108,12 @@ def test_settings_from_a_file(tmp_path: Path, described: list[TrainConfig]) -> N
 )
 def test_a_file_with_mistakes(text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.toml").write_text(text)
-    with pytest.raises(SystemExit):
-        cli.main(["train", "toy/reach", "--config", str(tmp_path / "run.toml")])
-    assert said in capsys.readouterr().err
+    assert said in fails(capsys, "train", "toy/reach", "--config", str(tmp_path / "run.toml"))
 
 
 def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["train", "toy/reach", "--config", "gone.toml"])
-    assert "--config gone.toml cannot be read (gone.toml: No such file or directory): give" in capsys.readouterr().err
+    said = fails(capsys, "train", "toy/reach", "--config", "gone.toml")
+    assert "--config gone.toml cannot be read (gone.toml: No such file or directory): give" in said
 
 
 def test_arguments_and_wrappers_of_an_environment(described: list[TrainConfig]) -> None:
@@ -154,9 +151,7 @@ def test_arguments_may_be_written_as_python_has_them() -> None:
     ],
 )
 def test_wrong_arguments_and_wrappers(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["train", "gym/Lamp-v0", "--import", OWN_ENV, *options])
-    assert said in capsys.readouterr().err
+    assert said in fails(capsys, "train", "gym/Lamp-v0", "--import", OWN_ENV, *options)
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from chromium import Browser, find_chromium
-from drq import cli
 from drq.report.watch import gpus, make_server
 from drq.training.lock import RunLock
 from report_runs import fake_run
+from runs import fails
 
 HOSTILE = "<img src=x onerror=window.hacked=1>"
 CHROMIUM = find_chromium()
@@ -175,10 +175,7 @@ def test_a_folder_or_port_that_cannot_be_had(tmp_path: Path, capsys: pytest.Capt
     with make_server(tmp_path, 0) as taken:
         port = str(taken.server_address[1])
         for arguments, said in (([str(tmp_path), "--port", port], "--port 0"), ([str(tmp_path / "no")], "no folder")):
-            with pytest.raises(SystemExit) as ended:
-                cli.main(["watch", *arguments])
-            assert ended.value.code == 2
-            assert said in capsys.readouterr().err
+            assert said in fails(capsys, "watch", *arguments)
 
 
 def test_gpus_are_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
