@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from drq.config import DQNConfig, EnvConfig, RainbowConfig, ReplayConfig, SACConfig, TrainConfig
+from drq.report.results import RunResult, read_results
 
 HEADER = ("env_step", "agent_step", "return_mean", "return_std", "episodes", "seconds")
 
@@ -86,3 +87,8 @@ def write_table(path: Path, rows: list[tuple[Any, ...]]) -> Path:
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([("task", "seed", "env_step", "return", "system"), *rows])
     return path
+
+
+def runs_of(*paths: Path) -> list[RunResult]:
+    """The runs that a report of these paths is about."""
+    return read_results(paths)[0]

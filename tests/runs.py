@@ -23,6 +23,9 @@ from drq.presets import preset_values
 from drq.training.callbacks import Callback, RunView
 from drq.training.checkpoint_files import Description
 
+OWN_ENV = str(Path(__file__).with_name("own_env.py"))
+"""The module to import for gym/Lamp-v0 and the other environments of a user."""
+
 
 def small(directory: Path, task: str = "toy/reach", **changes: Any) -> TrainConfig:
     """A SAC run of 120 agent steps that crosses everything: seed steps, ring wrap, evaluations, checkpoints."""

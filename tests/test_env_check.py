@@ -13,8 +13,7 @@ from gymnasium import spaces
 from PIL import Image
 
 from drq import cli
-
-OWN_ENV = str(Path(__file__).with_name("own_env.py"))
+from runs import OWN_ENV
 
 
 def check(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, list[str]]:

@@ -23,10 +23,9 @@ from drq.training.export import TOLERANCE, ActingGraphModule
 from drq.training.folder import RunFolder
 from drq.training.policy_file import read_policy_file
 from drq.training.seeds import Purpose, seed_for
+from runs import OWN_ENV, fails, small
 from runs import drq as command
-from runs import fails, small
 
-OWN_ENV = str(Path(__file__).with_name("own_env.py"))
 RANDOM = np.random.default_rng(0)
 
 

@@ -17,15 +17,14 @@ from drq.envs.episode import numbers_in
 from drq.report.results import read_results
 from drq.training.folder import RunFolder
 from drq.training.logs import CsvLog
-from runs import assert_same_run, rows, small
+from runs import OWN_ENV, assert_same_run, rows, small
 from runs import drq as command
 
-OWN = str(Path(own_env.__file__))
 COLUMNS = ["info_is_success", "info_miss", "info_level"]
 
 
 def told(folder: Path, **changes: Any) -> TrainConfig:
-    return small(folder, "gym/Told-v0", imports=(OWN,), checkpoint_every=60, **changes)
+    return small(folder, "gym/Told-v0", imports=(OWN_ENV,), checkpoint_every=60, **changes)
 
 
 class ComesLate(drq.Callback):
@@ -99,11 +98,11 @@ def test_another_process_tells_the_same(whole: Path, tmp_path: Path) -> None:
 
 
 def test_eval_tells_them_too(whole: Path) -> None:
-    shown = command("eval", str(whole), "--import", OWN, "--episodes", "2", "--json")
+    shown = command("eval", str(whole), "--import", OWN_ENV, "--episodes", "2", "--json")
     played = json.loads(shown.stdout)
     assert list(played["info"]) == ["is_success", "miss", "level"]
     assert [episode["info"]["miss"] for episode in played["episodes"]] == [14.0, 14.0]
-    assert drq.evaluate(whole, episodes=2, imports=[OWN]).info == played["info"]
+    assert drq.evaluate(whole, episodes=2, imports=[OWN_ENV]).info == played["info"]
 
 
 def test_columns_of_other_logs_stay_as_the_first_row_has_them(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import drq
-import own_env
 from drq.config import EnvConfig, ReplayConfig, SACConfig, TrainConfig
 from drq.env_check import CheckArguments, check_environment
 from drq.envs import make
@@ -23,14 +22,12 @@ from drq.training.components import describe
 from drq.training.run import Trainer
 from drq.training.schedule import Schedule
 from drq.training.seeds import Purpose, seed_for
-from runs import StopAt, assert_same_run, rows, small
-
-OWN = str(Path(own_env.__file__))
+from runs import OWN_ENV, StopAt, assert_same_run, rows, small
 
 
 def lamps(folder: Path, count: int = 3, **changes: Any) -> TrainConfig:
     """Episodes of 14 agent steps; the counts are no multiples of 3."""
-    config = small(folder, "gym/Lamp-v0", imports=(OWN,), num_envs=count, replay=ReplayConfig(200))
+    config = small(folder, "gym/Lamp-v0", imports=(OWN_ENV,), num_envs=count, replay=ReplayConfig(200))
     return replace(config, **changes)
 
 
@@ -97,7 +94,7 @@ def test_an_environment_in_another_process_is_the_same() -> None:
 
 
 def remote(task: str = "gym/Lamp-v0") -> RemoteEnvironment:
-    return RemoteEnvironment(task, EnvConfig(image_size=24), 2, [OWN])
+    return RemoteEnvironment(task, EnvConfig(image_size=24), 2, [OWN_ENV])
 
 
 def test_what_fails_there_is_told_here_in_one_sentence() -> None:
@@ -129,12 +126,12 @@ def test_what_lives_once_in_a_process_trains_in_processes_of_their_own(count: in
     drq.train(apart, quiet=True)
     drq.train(lamps(tmp_path / "in threads", count), quiet=True)
     assert_same_run(tmp_path / "in threads", tmp_path / "run")
-    assert len(drq.evaluate(tmp_path / "run", episodes=3, imports=[OWN]).episodes) == 3
+    assert len(drq.evaluate(tmp_path / "run", episodes=3, imports=[OWN_ENV]).episodes) == 3
     assert describe(apart)[0].task == "gym/Alone-v0"
 
 
 def test_a_check_leaves_it_alone(tmp_path: Path) -> None:
-    options = CheckArguments("gym/Alone-v0", (OWN,), steps=20, picture=tmp_path / "seen.png")
+    options = CheckArguments("gym/Alone-v0", (OWN_ENV,), steps=20, picture=tmp_path / "seen.png")
     assert "RuntimeError: there is one already" in check_environment(options)[0]
     assert check_environment(replace(options, env=EnvConfig(own_process=True))) == []
 
@@ -151,7 +148,7 @@ def test_a_check_leaves_it_alone(tmp_path: Path) -> None:
 )
 def test_what_does_not_suit_is_refused(task: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
-        drq.train(small(tmp_path / "run", task, imports=(OWN,), **{"num_envs": 2, **changes}), quiet=True)
+        drq.train(small(tmp_path / "run", task, imports=(OWN_ENV,), **{"num_envs": 2, **changes}), quiet=True)
     assert not (tmp_path / "run").exists()
 
 

@@ -21,7 +21,7 @@ from drq.config import TrainConfig
 from drq.launch.probe import Cost
 from drq.presets import PRESETS, configure
 from drq.suites import SUITES
-from runs import small
+from runs import OWN_ENV, small
 
 ROOT = Path(__file__).parent.parent
 MEASURED = (ROOT / "docs/atari.md").read_text().split("### Measured")[1].split("### ")[0]
@@ -190,8 +190,7 @@ def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert isinstance(action, np.ndarray)
     assert action.shape == (2,)
 
-    own = Path(__file__).with_name("own_env.py")
-    drq.train(small(tmp_path / "lamp", "gym/Lamp-v0", imports=(str(own),)), quiet=True)
+    drq.train(small(tmp_path / "lamp", "gym/Lamp-v0", imports=(OWN_ENV,)), quiet=True)
     drq.export("lamp", "robot.drq")
     names = {"gymnasium": SimpleNamespace(make=lambda *_, **__: gymnasium.make("Lamp-v0")), "drq": drq}
     exec(deploy, names)

@@ -11,17 +11,15 @@ from drq.errors import UserError
 from drq.report import report
 from drq.report.results import RunResult, read_results
 from drq.report.standing import standing_tables
-from report_runs import evaluations, fake_run, write_table
+from report_runs import evaluations, fake_run, runs_of, write_table
 
 
 def systems(root: Path) -> list[str]:
-    runs, _ = read_results([root])
-    return sorted({run.system for run in runs})
+    return sorted({run.system for run in runs_of(root)})
 
 
 def only(root: Path) -> RunResult:
-    runs, _ = read_results([root])
-    (run,) = runs
+    (run,) = runs_of(root)
     return run
 
 
@@ -69,7 +67,7 @@ def test_a_run_of_an_older_version_is_of_the_same_system(tmp_path: Path) -> None
     described = json.loads(older.read_text())
     del described["config"]["agent"]["freeze_encoder"], described["config"]["env"]["render"]
     older.write_text(json.dumps(described))
-    assert {run.system for run in read_results([tmp_path])[0]} == {"DrQ K=2 M=2"}
+    assert {run.system for run in runs_of(tmp_path)} == {"DrQ K=2 M=2"}
 
 
 def test_a_run_that_began_with_anothers_weights_is_another_system(tmp_path: Path) -> None:

@@ -15,9 +15,8 @@ import pytest
 from scipy.stats import norm, rankdata
 
 from drq.report import statistics
-from drq.report.results import RunResult, read_results
 from drq.report.standing import StandingTable, area, standing_tables
-from report_runs import evaluations, fake_run, write_table
+from report_runs import evaluations, fake_run, runs_of, write_table
 
 
 def shipped(file: str) -> list[dict[str, str]]:
@@ -32,10 +31,6 @@ def spread(task: str, which: str, budget: int = 100_000) -> dict[str, float]:
         if (row["task"], row["set"], row["budget"]) == (task, which, str(budget))
     )
     return {key: float(row[key]) for key in ("seeds", "area_mean", "area_std", "last_mean", "last_std")}
-
-
-def runs_of(*paths: Path) -> list[RunResult]:
-    return read_results(paths)[0]
 
 
 def tables_of(*paths: Path) -> dict[str, StandingTable]:

@@ -11,11 +11,7 @@ import pytest
 from drq.report import statistics, tables
 from drq.report.benchmarks import SAC_STATE, benchmark_of, benchmarks, canonical_task, read_published, task_title
 from drq.report.results import RunResult, missing_runs, read_results
-from report_runs import evaluations, fake_run, write_table
-
-
-def runs_of(*paths: Path) -> list[RunResult]:
-    return read_results(paths)[0]
+from report_runs import evaluations, fake_run, runs_of, write_table
 
 
 def one_run(tmp_path: Path, steps: list[int], name: str = "x") -> RunResult:

@@ -26,9 +26,7 @@ from drq.errors import UserError
 from drq.presets import configure
 from drq.settings import flat, override
 from drq.training.folder import RunFolder
-from runs import fails, small
-
-OWN_ENV = str(Path(__file__).with_name("own_env.py"))
+from runs import OWN_ENV, fails, small
 
 
 @pytest.fixture
