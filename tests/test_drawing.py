@@ -15,15 +15,16 @@ from drq.agents import make_agent
 from drq.config import EngineConfig, EnvConfig, EvalConfig, ReplayConfig, SACConfig, TrainConfig
 from drq.engine import DrawnStack, EngineSettings, FastBackend, HostActor, KernelError
 from drq.engine.kernels import runtime
-from drq.envs.raycast import Scene, compiler
+from drq.envs.raycast import Scene
 from drq.envs.stack import FrameStack
 from drq.presets import preset
 from drq.replay import Replay
 from drq.training.run import Trainer
 from emulation import Emulator
+from environments import needs_compiler
 from runs import assert_same_run, small, state
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+pytestmark = needs_compiler
 CARTPOLE = "dmc/cartpole-swingup"
 
 

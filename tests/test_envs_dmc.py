@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import subprocess
 import sys
@@ -16,15 +15,13 @@ from numpy.typing import NDArray
 
 from drq.config import EnvConfig
 from drq.envs import Environment, make, task_names
-from drq.envs.raycast import compiler
-from drq.envs.rendering import choose_backend, missing_libraries, mujoco_imports
+from drq.envs.rendering import mujoco_imports
 from drq.errors import UserError
+from environments import needs_compiler, needs_gl, paint_red, random_action, red_pixels
 
 with mujoco_imports():
     from dm_control import suite
 
-needs_gl = pytest.mark.skipif(bool(missing_libraries(choose_backend())), reason="no OpenGL libraries")
-needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
 STATE = EnvConfig(observation="state")
 OPENGL = EnvConfig(render="fast")
@@ -125,7 +122,7 @@ def test_an_episode_is_a_function_of_its_seed_where_the_model_is_random_too(name
         rng = np.random.default_rng(seed)
         record: list[Any] = [env.reset(seed)]
         for _ in range(2):
-            step = env.step(rng.uniform(-1, 1, env.spec.action_size).astype(np.float32))
+            step = env.step(random_action(env.spec, rng))
             record += [step.frame, step.reward]
         return record
 
@@ -153,7 +150,7 @@ def test_state_and_rewards_are_dm_controls_own(name: str) -> None:
     rng = np.random.default_rng(0)
     for _ in range(5):
         assert np.array_equal(frame, np.concatenate([np.ravel(v) for v in expected.values()]).astype(np.float32))
-        action = rng.uniform(-1, 1, env.spec.action_size).astype(np.float32)
+        action = random_action(env.spec, rng)
         results = [own.step(action) for _ in range(4)]
         expected = results[-1].observation
         step = env.step(action)
@@ -247,17 +244,8 @@ def test_video_pictures_are_larger_and_leave_observations_alone(render: Any) -> 
 def test_a_model_rebuilt_by_the_task_is_drawn_anew(render: Any) -> None:
     env = make("dmc/cartpole-swingup", EnvConfig(render=render), 2)
     before = env.reset(0)
-    physics = physics_of(env)
-    model = copy.copy(physics.model)
-    model.geom_rgba[:] = [1, 0, 0, 1]
-    model.mat_rgba[:] = [1, 0, 0, 1]
-    physics._reload_from_model(model)
+    paint_red(physics_of(env))
     after = env.step(np.zeros(1, np.float32)).frame
-
-    def red_pixels(frame: NDArray[Any]) -> int:
-        red, green, _ = frame.astype(int)
-        return int((red > green + 100).sum())
-
     assert red_pixels(before) == 0
     assert red_pixels(after) > 50
     env.close()

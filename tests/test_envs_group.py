@@ -17,17 +17,13 @@ import pytest
 from numpy.typing import NDArray
 
 from drq.config import EnvConfig
-from drq.envs import Action, Environment, EnvironmentGroup, EnvSpec, Frame, Step, make, make_group, task_names
+from drq.envs import Action, Environment, EnvironmentGroup, Frame, Step, make, make_group, task_names
 from drq.envs.cameras import TiledCamera, Tiles, grid
 from drq.envs.dmc import make as make_dmc
 from drq.envs.dmc_group import ControlSuiteGroup, RayGroup
 from drq.envs.group import ThreadedGroup
-from drq.envs.raycast import compiler
-from drq.envs.rendering import choose_backend, missing_libraries
 from drq.errors import UserError
-
-needs_gl = pytest.mark.skipif(bool(missing_libraries(choose_backend())), reason="no OpenGL libraries")
-needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+from environments import needs_compiler, needs_gl, paint_red, random_action, red_pixels
 
 STATE = EnvConfig(observation="state")
 OPENGL = EnvConfig(render="fast")
@@ -42,12 +38,6 @@ def group_and_singles(
         singles = [stack.enter_context(closing(make(task, config, action_repeat))) for _ in range(count)]
         assert group.spec == singles[0].spec
         yield group, singles
-
-
-def random_action(spec: EnvSpec, rng: np.random.Generator) -> Action:
-    if spec.action_kind == "discrete":
-        return int(rng.integers(spec.action_size))
-    return rng.uniform(-1, 1, spec.action_size).astype(np.float32)
 
 
 def assert_same_step(one: Step, other: Step) -> None:
@@ -325,18 +315,10 @@ def test_snapshots_leave_nothing_behind() -> None:
 
 @needs_gl
 def test_a_model_rebuilt_by_the_task_is_drawn_anew() -> None:
-    def red_pixels(frame: NDArray[Any]) -> int:
-        red, green, _ = frame.astype(int)
-        return int((red > green + 100).sum())
-
     envs = [make_dmc("cartpole-swingup", OPENGL, 2) for _ in range(2)]
     with closing(ControlSuiteGroup(envs)) as group:
         assert [red_pixels(frame) for frame in group.reset({0: 0, 1: 0}).values()] == [0, 0]
-        physics = envs[1].simulator._physics
-        model = copy.copy(physics.model)
-        model.geom_rgba[:] = [1, 0, 0, 1]
-        model.mat_rgba[:] = [1, 0, 0, 1]
-        physics._reload_from_model(model)
+        paint_red(envs[1].simulator._physics)
         steps = group.step({slot: np.zeros(1, np.float32) for slot in range(2)})
     assert red_pixels(steps[0].frame) == 0
     assert red_pixels(steps[1].frame) > 50
@@ -447,19 +429,13 @@ def test_an_opengl_that_draws_tiles_otherwise_is_noticed(monkeypatch: pytest.Mon
         return {number: image if number == 0 else image ^ 1 for number, image in images.items()}
 
     monkeypatch.setattr(TiledCamera, "draw", off_by_one)
-    config = EnvConfig(image_size=32, render="fast")
-    group = make_group("dmc/cartpole-swingup", config, 8, 3)
-    single = make("dmc/cartpole-swingup", config, 8)
-    try:
+    with group_and_singles("dmc/cartpole-swingup", EnvConfig(image_size=32, render="fast"), 8, 3) as (group, singles):
         for slot, frame in group.reset({slot: slot for slot in range(3)}).items():
-            assert np.array_equal(frame, single.reset(slot))
+            assert np.array_equal(frame, singles[slot].reset(slot))
         action = np.array([0.3], dtype=np.float32)
         stepped = group.step(dict.fromkeys(range(3), action))
-        assert np.array_equal(stepped[2].frame, single.step(action).frame)
-        assert np.array_equal(group.develop([group.snapshot(2)])[0], single.render())
-    finally:
-        group.close()
-        single.close()
+        assert np.array_equal(stepped[2].frame, singles[2].step(action).frame)
+        assert np.array_equal(group.develop([group.snapshot(2)])[0], singles[2].render())
 
 
 @needs_gl

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 
 from drq.config import EnvConfig
-from drq.envs import Action, Environment, EnvSpec, Frame, episode, make
+from drq.envs import Environment, Frame, episode, make
 from drq.envs.episode import ActionRange, EnvStep, limit_env_steps
-from drq.envs.rendering import choose_backend, missing_libraries
 from drq.envs.toy import ToySimulator
 from drq.errors import UserError
-
-needs_gl = pytest.mark.skipif(bool(missing_libraries(choose_backend())), reason="no OpenGL libraries")
+from environments import needs_gl, random_action
 
 SMALL = EnvConfig(image_size=32)
 STATE = EnvConfig(observation="state")
@@ -29,12 +27,6 @@ CASES = [
     pytest.param("gym/CartPole-v1", STATE, 1, id="gym-discrete"),
     pytest.param("gym/InvertedPendulum-v5", EnvConfig(max_episode_steps=9), 2, id="gym-render", marks=needs_gl),
 ]
-
-
-def random_action(spec: EnvSpec, rng: np.random.Generator) -> Action:
-    if spec.action_kind == "discrete":
-        return int(rng.integers(spec.action_size))
-    return rng.uniform(-1, 1, spec.action_size).astype(np.float32)
 
 
 def play(env: Environment, seed: int, agent_steps: int) -> list[Any]:

@@ -12,8 +12,7 @@ import pytest
 
 from drq.envs.raycast import compiler
 from drq.envs.rendering import choose_backend, egl_device, is_software, missing_libraries, renderer_name
-
-needs_gl = pytest.mark.skipif(bool(missing_libraries(choose_backend())), reason="no OpenGL libraries")
+from environments import needs_gl
 
 # Stands for a machine without the library: the loader refuses it by name.
 WITHOUT_EGL = """

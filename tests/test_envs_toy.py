@@ -11,6 +11,7 @@ from drq.envs.episode import SteppedEnvironment
 from drq.envs.protocol import Action, Frame
 from drq.envs.toy import TASKS, ToySimulator, make
 from drq.errors import UserError
+from environments import random_action
 
 STATE = EnvConfig(observation="state")
 
@@ -25,20 +26,12 @@ def perfect_action(state: Frame) -> Action:
 
 def mean_return(env: SteppedEnvironment[ToySimulator], player: str, episodes: int) -> float:
     rng = np.random.default_rng(0)
-
-    def act(state: Frame) -> Action:
-        if player == "perfect":
-            return perfect_action(state)
-        if env.spec.action_kind == "discrete":
-            return int(rng.integers(env.spec.action_size))
-        return rng.uniform(-1, 1, env.spec.action_size).astype(np.float32)
-
     total = 0.0
     for seed in range(episodes):
         state = env.reset(seed)
         done = False
         while not done:
-            step = env.step(act(state))
+            step = env.step(perfect_action(state) if player == "perfect" else random_action(env.spec, rng))
             state = step.frame
             total += step.reward
             done = step.done

@@ -17,13 +17,13 @@ from drq.engine.kernels.raycast import RayFrames
 from drq.envs import make
 from drq.envs.cameras import Camera
 from drq.envs.dmc import ControlSuite
-from drq.envs.raycast import RayCamera, compiler, draw
-from drq.envs.rendering import choose_backend, is_software, missing_libraries, renderer_name
+from drq.envs.raycast import RayCamera, draw
+from drq.envs.rendering import is_software, renderer_name
 from drq.errors import UserError
+from environments import needs_compiler, needs_gl
 
 SIZE = 84
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
-needs_gl = pytest.mark.skipif(bool(missing_libraries(choose_backend())), reason="no OpenGL libraries")
+pytestmark = needs_compiler
 papers_floor = pytest.mark.skipif(Version(version("mujoco")) >= Version("3.12"), reason="it draws another floor")
 
 TASKS = (

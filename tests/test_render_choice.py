@@ -16,9 +16,8 @@ import torch
 from drq import envs, evaluate, train
 from drq.config import EngineConfig, EnvConfig, EvalConfig, ReplayConfig, SACConfig, TrainConfig
 from drq.engine import EngineSettings, draws_frames, kernels
-from drq.envs.raycast import compiler
+from environments import needs_compiler
 
-needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 AUTO = EnvConfig(render="auto")
 CARTPOLE = "dmc/cartpole-swingup"
 
