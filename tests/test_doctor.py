@@ -253,7 +253,6 @@ def test_a_gpu_that_draws_nothing_leaves_it_to_the_cpu_where_there_is_no_opengl(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_working_gpu_is_described(tmp_path: Path) -> None:
     gpu = probe(tmp_path).gpu
     assert isinstance(gpu, GPU)
