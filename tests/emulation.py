@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -79,6 +81,14 @@ def fast_backend(device: str) -> FastBackend:
     backend = FastBackend(settings)
     backend.kernels = True
     return backend
+
+
+def two_gigabytes(device: str, frame_shape: tuple[int, ...]) -> Tensor:
+    """Frames of zeros; the last ten begin where no int reaches. On the CPU only what is written is ever there."""
+    shape = 2**31 // math.prod(frame_shape) + 11, *frame_shape
+    if device == "cpu":
+        return torch.from_numpy(np.zeros(shape, np.uint8))
+    return torch.zeros(shape, dtype=torch.uint8, device=device)
 
 
 class Recorded(TorchDispatchMode):

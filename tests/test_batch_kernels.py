@@ -14,7 +14,7 @@ from drq.engine.kernels import runtime
 from drq.envs.protocol import EnvSpec
 from drq.networks.encoders import PixelEncoder
 from drq.replay import Replay, UniformSampler
-from emulation import Recorded, fast_backend
+from emulation import Recorded, fast_backend, two_gigabytes
 
 
 def filled_replay(
@@ -174,13 +174,9 @@ def test_more_views_than_a_launch_has_room_for(kernel_device: str, monkeypatch: 
 
 
 def test_views_of_more_than_two_gigabytes_of_frames(kernel_device: str) -> None:
-    shape = 2**31 // (3 * 8 * 8) + 2, 3, 8, 8
-    if kernel_device == "cpu":
-        frames = torch.from_numpy(np.zeros(shape, np.uint8))  # of which only what is written is ever there
-    else:
-        frames = torch.zeros(shape, dtype=torch.uint8, device=kernel_device)
+    frames = two_gigabytes(kernel_device, (3, 8, 8))
     frames[-2:] = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
-    slots = torch.tensor([[0, shape[0] - 2, shape[0] - 1]], device=kernel_device)
+    slots = torch.tensor([[0, len(frames) - 2, len(frames) - 1]], device=kernel_device)
     f = parse("shift")
     assert_same_views(f, StackedFrames(frames, slots), f.sample(2, (8, 8), torch.Generator(kernel_device)))
 

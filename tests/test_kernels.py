@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,6 +19,7 @@ from drq.engine import kernels
 from drq.engine.kernels import encoder, layers, reference, runtime
 from drq.engine.kernels.layers import Tiling
 from drq.networks.encoders import PixelEncoder
+from emulation import two_gigabytes
 
 TOLERANCE = 1e-2  # bfloat16 operands, relative to the norm
 
@@ -116,14 +116,10 @@ def test_the_shared_memory_asked_for_is_what_kernels_take(size: int, monkeypatch
 
 def test_features_of_more_than_two_gigabytes_of_frames(device: str) -> None:
     images, slots, shifts = observations(device, 2, 20, 20)
-    shape = 2**31 // images[0].numel() + len(images), *images.shape[1:]
-    if device == "cpu":
-        frames = torch.from_numpy(np.zeros(shape, np.uint8))  # of which only what is written is ever there
-    else:
-        frames = torch.zeros(shape, dtype=torch.uint8, device=device)
+    frames = two_gigabytes(device, images.shape[1:])
     frames[-len(images) :] = images
     parameters = network(device, depth=1)
-    found = kernels.encode_views(frames, slots + shape[0] - len(images), shifts, *parameters)
+    found = kernels.encode_views(frames, slots + len(frames) - len(images), shifts, *parameters)
     assert torch.equal(found, kernels.encode_views(images, slots, shifts, *parameters))
 
 

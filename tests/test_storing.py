@@ -18,6 +18,7 @@ from drq.engine.kernels.storing import THREADS
 from drq.engine.staging import StagedStore
 from drq.envs.protocol import EnvSpec
 from drq.replay import Choice, Replay
+from emulation import two_gigabytes
 
 CAPACITY = 20
 PIXELS = EnvSpec("toy/pixels", (1, 4, 4), 3, "discrete", 4, 1, None)
@@ -286,13 +287,9 @@ def test_rings_of_more_than_two_gigabytes(kernel_device: str) -> None:
     """Moved byte by byte, so that the places of the last frames are beyond the reach of an int."""
     spec = EnvSpec("toy/odd", (3, 85, 85), 3, "discrete", 4, 1, None)
     frame = Play(0, spec).frame()
-    shape = 2**31 // frame.size + 2, *spec.frame_shape
-    if kernel_device == "cpu":
-        frames = torch.from_numpy(np.empty(shape, np.uint8))  # of which only what is written is ever there
-    else:
-        frames = torch.zeros(shape, dtype=torch.uint8, device=kernel_device)
+    frames = two_gigabytes(kernel_device, spec.frame_shape)
     rings = make_replay(spec, kernel_device).rings._replace(frames=frames)
-    by_kernel(rings)(Entry(0, shape[0] - 1, frame, (0, 0), None, (0, 0), None))
+    by_kernel(rings)(Entry(0, len(frames) - 1, frame, (0, 0), None, (0, 0), None))
     np.testing.assert_array_equal(frames[-1].cpu().numpy(), frame)
 
 
