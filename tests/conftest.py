@@ -57,6 +57,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not kernels.available(), reason="needs a CUDA GPU with bfloat16")]
 
 

@@ -24,7 +24,6 @@ from drq.engine.kernels.adam import ELEMENTS, MAX_AVERAGED, MAX_PARAMETERS
 from emulation import Recorded, fast_backend
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_bit_for_bit(device: str) -> None:
     torch.manual_seed(0)
     initial = [torch.randn(3, 4, 5, 5).to(memory_format=torch.channels_last), torch.randn(7), torch.randn(())]
@@ -48,7 +47,6 @@ def test_bit_for_bit(device: str) -> None:
             assert torch.equal(optimizers[0].state[one][key].to(value.device), value), key
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("max_norm", [0.1, 5.0, 1e4])
 def test_clipping_bit_for_bit(device: str, max_norm: float) -> None:
     """The gradients of the updates have norms from 0.03 to 300, and once none."""
@@ -70,7 +68,6 @@ def test_clipping_bit_for_bit(device: str, max_norm: float) -> None:
             assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_matrices_decay_and_vectors_do_not(device: str) -> None:
     """PyTorch's AdamW on the one kind, its Adam on the other, bit for bit; the plain backend's by the equations."""
     torch.manual_seed(0)

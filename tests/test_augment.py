@@ -31,7 +31,6 @@ from drq.config import DQNConfig, RainbowConfig, SACConfig
 from drq.envs.protocol import EnvSpec
 from drq.errors import UserError
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 EVERY_NAME = ["none", "shift", "cutout", "hflip", "vflip", "rotate", "intensity", "shift+intensity"]
 SIZES = [(84, 84), (32, 48), (61, 33)]
 EVERY_OFFSET = [(dy, dx) for dy in range(-4, 5) for dx in range(-4, 5)]
@@ -239,7 +238,6 @@ def test_none_hands_the_images_back() -> None:
 
 
 @pytest.mark.parametrize("name", EVERY_NAME)
-@pytest.mark.parametrize("device", DEVICES)
 def test_runs_on_the_device_of_the_data(name: str, device: str) -> None:
     source = generator(5, device)
     f = parse(name)

@@ -28,7 +28,6 @@ from drq.training.state import RunState
 
 SPEC = EnvSpec("toy/state", (4,), 1, "discrete", 3, 1, 50)
 N, LONGEST, CAPACITY = 8, 4, 64
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 class Draws(NamedTuple):
@@ -142,7 +141,6 @@ def everything(learner: Learner) -> dict[str, Tensor]:
     return {name: value.detach().cpu().clone() for name, value in learner.state().items()}
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_priorities_weights_and_annealed_returns_against_a_loop(device: str) -> None:
     learner = make(device, graphs=False)
     seen: list[tuple[Batch, int]] = []
@@ -194,7 +192,6 @@ def test_a_captured_update_does_the_same() -> None:
             torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_resets_schedules_and_priorities_survive_a_resume_exactly(device: str, tmp_path: Path) -> None:
     graphs = device == "cuda"
     whole = make(device, graphs=graphs)

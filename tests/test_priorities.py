@@ -20,7 +20,6 @@ from drq.replay import Replay
 
 SPEC = EnvSpec("toy/state", (2,), 1, "discrete", 3, 1, 50)
 CAPACITY = 50
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 class SumTree:
@@ -93,7 +92,6 @@ def step(replay: Replay, random: np.random.Generator, stream: int = 0) -> int:
     return slot
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("streams", [1, 2])
 @pytest.mark.parametrize("powers", [(0.5, 0.5), (1.0, 1.0), (0.4, 0.0)], ids=str)
 def test_choices_weights_and_priorities_are_those_of_a_sum_tree(

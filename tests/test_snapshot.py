@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 import torch
 
 from drq.engine import Snapshot
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_another_thread_gets_what_there_was(device: str) -> None:
     """Also of a layout that is not the usual one, and while the GPU is busy with what comes after."""
     changing = torch.zeros(64, 32, 50, 50, device=device).contiguous(memory_format=torch.channels_last)
