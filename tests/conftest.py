@@ -15,9 +15,8 @@ import pytest
 import torch
 
 import drq
-from drq.engine import kernels
 from drq.engine.kernels import runtime
-from emulation import Emulator
+from emulation import Emulator, needs_bfloat16
 from runs import small
 
 torch.set_num_threads(1)  # two workers share two cores
@@ -62,10 +61,7 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not kernels.available(), reason="needs a CUDA GPU with bfloat16")]
-
-
-@pytest.fixture(params=["emulated", pytest.param("cuda", marks=gpu)])
+@pytest.fixture(params=["emulated", pytest.param("cuda", marks=[pytest.mark.gpu, needs_bfloat16])])
 def kernel_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where a test of kernels has its tensors. New ones start as NaNs: what no kernel writes fails the test."""
     torch.manual_seed(0)

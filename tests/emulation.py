@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from drq.engine import EngineSettings, FastBackend
 from drq.engine.kernels import runtime
+
+needs_bfloat16 = pytest.mark.skipif(not runtime.available(), reason="needs a CUDA GPU with bfloat16")
 
 EMULATOR = Path(__file__).parent / "kernel_emulator.h"
 OPTIONS = ("-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-ffp-contract=off", "-shared", "-fPIC")

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from drq.engine.kernels import runtime
 from drq.engine.kernels.activation import _bias_relu, _bias_relu_gradient, bias_kernels, bias_relu
+from emulation import needs_bfloat16
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-NEEDS_GPU = pytest.mark.skipif(not runtime.available(), reason="needs a CUDA GPU with bfloat16")
 
 
 def inputs(device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,7 +67,7 @@ def test_output_and_gradients(kernel_device: str, dtype: torch.dtype, shape: tup
 
 
 @pytest.mark.gpu
-@NEEDS_GPU
+@needs_bfloat16
 @DTYPES
 @pytest.mark.parametrize("shape", [(32, 32, 20, 20), (32, 64, 9, 9), (32, 64, 7, 7), (512, 32, 41, 41)], ids=str)
 def test_batches_of_a_real_size(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -184,7 +184,7 @@ def test_what_does_not_fit_is_refused(kernel_device: str) -> None:
 
 
 @pytest.mark.gpu
-@NEEDS_GPU
+@needs_bfloat16
 def test_learners_in_one_graph_side_by_side() -> None:
     """Captured on one stream and its branches, replayed often: no learner counts the blocks of another."""
     learners = [inputs("cuda", torch.bfloat16, (32, 64, 9, 9)) for _ in range(8)]
@@ -234,7 +234,7 @@ def test_kernels_are_compiled_ahead(kernel_device: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.gpu
-@NEEDS_GPU
+@needs_bfloat16
 def test_a_kernel_that_does_not_compile() -> None:
     with pytest.raises(runtime.KernelError, match="does not compile"):
         bias_kernels("bias_relu", 0, torch.float32)

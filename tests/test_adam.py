@@ -21,7 +21,7 @@ from drq.engine.adam import FusedAdam
 from drq.engine.graphs import WARMUPS, Captured
 from drq.engine.kernels import runtime
 from drq.engine.kernels.adam import ELEMENTS, MAX_AVERAGED, MAX_PARAMETERS
-from emulation import Recorded, fast_backend
+from emulation import Recorded, fast_backend, needs_bfloat16
 
 
 def test_bit_for_bit(device: str) -> None:
@@ -312,7 +312,7 @@ def test_nothing_but_the_state_of_adam_is_saved(kernel_device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not kernels.available(), reason="needs a CUDA GPU with bfloat16")
+@needs_bfloat16
 def test_steps_as_a_graph() -> None:
     """The norm and the counted steps are those of the replay, and the blocks' counter goes on."""
     _, eager = optimizers("cuda", SHAPES)

@@ -19,7 +19,7 @@ from drq.engine import kernels
 from drq.engine.kernels import encoder, layers, reference, runtime
 from drq.engine.kernels.layers import Tiling
 from drq.networks.encoders import PixelEncoder
-from emulation import two_gigabytes
+from emulation import needs_bfloat16, two_gigabytes
 
 TOLERANCE = 1e-2  # bfloat16 operands, relative to the norm
 
@@ -263,7 +263,7 @@ def test_inside_compiled_code(device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not kernels.available(), reason="needs a CUDA GPU with bfloat16")
+@needs_bfloat16
 @pytest.mark.parametrize(("height", "width", "images"), [(84, 84, 129), (20, 20, 1), (64, 100, 7), (85, 51, 33)])
 def test_sizes_and_graph_capture(height: int, width: int, images: int) -> None:
     frames, slots, shifts = observations("cuda", images, height, width)

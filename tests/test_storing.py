@@ -18,7 +18,7 @@ from drq.engine.kernels.storing import THREADS
 from drq.engine.staging import StagedStore
 from drq.envs.protocol import EnvSpec
 from drq.replay import Choice, Replay
-from emulation import two_gigabytes
+from emulation import needs_bfloat16, two_gigabytes
 
 CAPACITY = 20
 PIXELS = EnvSpec("toy/pixels", (1, 4, 4), 3, "discrete", 4, 1, None)
@@ -346,7 +346,7 @@ def test_nothing_is_staged_before_the_last_write_is_done(kernel_device: str, sto
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not kernels.available(), reason="needs a CUDA GPU with bfloat16")
+@needs_bfloat16
 @STAGED
 @pytest.mark.parametrize("given_as", [None, on_the_device])
 @pytest.mark.parametrize("shape", [(1, 84, 84), (3, 84, 84), (17,)])
