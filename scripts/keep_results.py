@@ -61,6 +61,8 @@ def main() -> None:
             sys.exit(f"{args.results} holds runs of other settings than {args.suite}: name another folder for these.")
         suite = joined(before, suite)
     finished = [file.parent for file in args.suite.rglob("finished.json")]
+    if not finished:
+        sys.exit(f"No run of {args.suite} has finished: `drq suite status {args.suite}` says how far they are.")
     for run in finished:
         keep(run, args.results / run.relative_to(args.suite))
     kept.write_text(json.dumps(suite, indent=2) + "\n")

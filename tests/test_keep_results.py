@@ -53,6 +53,15 @@ def test_finished_runs_are_kept_without_what_is_large_or_local(tmp_path: Path) -
     assert json.loads((kept / "suite.json").read_text()) == {"runs": []}
 
 
+def test_a_suite_of_which_no_run_has_finished_leaves_nothing(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "eps" / "atari-pong" / "drq" / "seed-1", finished=False)
+    (tmp_path / "runs" / "eps" / "suite.json").write_text('{"runs": []}')
+    done = keep(tmp_path, "runs/eps", "results/eps")
+    sentence = "No run of runs/eps has finished: `drq suite status runs/eps` says how far they are.\n"
+    assert (done.returncode, done.stderr) == (1, sentence)
+    assert not (tmp_path / "results").exists()
+
+
 def test_runs_kept_before_stay_in_the_suite(tmp_path: Path) -> None:
     def suite(folder: str, *seeds: int, preset: str = "atari100k-eps", label: str = "DrQ", k: int = 1) -> None:
         runs = [{"task": "atari/pong", "label": label, "seed": seed, "steps": 100_000} for seed in seeds]
