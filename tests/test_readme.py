@@ -157,6 +157,37 @@ def test_the_z_scores_of_the_pages_come_out_of_their_commands(tmp_path: Path) ->
     assert found == {task.replace(" ", ""): columns[3] for task, columns in atari.items() if task != "Task"}
 
 
+def test_the_scores_of_rainbow_come_out_of_their_command(tmp_path: Path) -> None:
+    readme, atari, results = ((ROOT / page).read_text() for page in ("README.md", "docs/atari.md", "results/README.md"))
+    out, folders = tmp_path / "r.md", [str(ROOT / "results" / name) for name in ("strong12", "strong-priorities")]
+    cli.main(["report", *folders, "--format", "md", "--out", str(out)])
+    page = out.read_text()
+    mean, runs = re.findall(r"Mean z of all runs: (\S+ ± \S+) \((\d) runs", page)[0]
+    assert f"Mean z {mean} of five runs" in atari
+    assert all(f"z {mean}" in text for text in (readme, results))
+    table = next(part for part in page.split("## ") if part.startswith("Rainbow + DrQ among"))
+    scores = re.findall(r"^\| ([A-Z][A-Za-z ]+) \| [^|]+± [^|]+ \| 14 \| ([\d.]+) \| (\S+) \|", table, flags=re.M)
+    assert len(scores) == int(runs) == 5
+    for game, score, z in scores:
+        assert f"| {game} | {float(score):,.1f} | {z} |" in atari
+        assert f"{game} {float(score):,.1f}" in readme or f"{game} {float(score):,.0f}" in readme
+    aggregate = page.partition("human-normalised, over 5 games")[2]
+    for system in ("Rainbow + DrQ", "DrQ(eps) (100 runs)", "BBF without SPR, 2 updates a step"):
+        (iqm,) = re.findall(
+            rf"^\| {re.escape(system)} \| 5 \| \w+ \| \S+ \| (\S+) ", aggregate.partition("##")[0], re.M
+        )
+        assert f"{float(iqm):.2f}" in readme
+
+
+def test_the_published_runs_are_counted() -> None:
+    page = (ROOT / "results/README.md").read_text()
+    rows = re.findall(r"^\| (?:\[([^]]+)\]\([^)]*\)) \|[^|]*\| (\d+)(?: of \d+)? \|", page, flags=re.M)
+    for folders, count in rows:
+        found = [*chain(*((ROOT / "results" / name).rglob("finished.json") for name in folders.split(", ")))]
+        assert len(found) == int(count), folders
+    assert page.partition("# Published runs")[2].strip().startswith(f"{sum(int(count) for _, count in rows)} runs ")
+
+
 def test_the_study_drawn_anew(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(ROOT)
     page = (ROOT / "results/README.md").read_text()
