@@ -11,70 +11,25 @@ import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
 
-from drq.agents import Returns, make_agent
 from drq.agents.sac import SAC
-from drq.backend import Backend
 from drq.config import AgentConfig, DQNConfig, EngineConfig, SACConfig
-from drq.engine import EngineSettings, FastBackend, Learner, kernels
+from drq.engine import EngineSettings, FastBackend, kernels
 from drq.engine.graphs import without_a_trace
-from drq.engine.kernels import encoder, runtime
-from drq.engine.staging import StagedStore
 from drq.envs.protocol import EnvSpec
 from drq.errors import UserError
-from drq.replay import Batch, Choice, Replay, UniformSampler
-from emulation import Emulator
-
-CONTROL = EnvSpec("toy/control", (3, 32, 32), 3, "continuous", 2, 1, 20)
-LARGE_IMAGES = dataclasses.replace(CONTROL, frame_shape=(3, 84, 84))
-GAME = EnvSpec("toy/game", (1, 44, 44), 4, "discrete", 5, 1, 20)
-SAC_SETTINGS = SACConfig(batch_size=16, hidden_dim=64, seed_steps=20)
-DQN_SETTINGS = DQNConfig(batch_size=16, hidden_dim=64, seed_steps=20, n_step=3)
-PLAIN = EngineConfig(precision="float32", compile="off", cuda_graphs="off", kernels="off")
-
-
-def make_learner(
-    spec: EnvSpec, agent: AgentConfig, engine: EngineConfig | EngineSettings, device: str, streams: int = 1
-) -> Learner:
-    """A learner with a replay of random pictures; the same for the same arguments."""
-    if isinstance(engine, EngineConfig):
-        engine = EngineSettings.resolve(engine, torch.device(device), agent)
-    backend = FastBackend(engine)
-    replay = Replay(spec, streams * 150, n_step=agent.n_step, discount=agent.discount, streams=streams, backend=backend)
-    learner = Learner(make_agent(spec, agent, backend, seed=5), replay, backend, seed=11)
-    fill(replay)
-    return learner
-
-
-def fill(replay: Replay) -> None:
-    spec, rng = replay.spec, np.random.default_rng(3)
-    for stream in range(len(replay.streams)):
-        for _ in range(10 - stream):
-            replay.begin(rng.integers(0, 256, spec.frame_shape, dtype=np.uint8), stream)
-            for t in range(20):
-                action = (
-                    rng.uniform(-1, 1, spec.action_size).astype(np.float32)
-                    if spec.action_kind == "continuous"
-                    else int(rng.integers(spec.action_size))
-                )
-                frame = rng.integers(0, 256, spec.frame_shape, dtype=np.uint8)
-                replay.add(action, float(rng.normal()), float(rng.random() > 0.1), t == 19, frame, stream)
-
-
-def weights_after(learner: Learner, updates: int) -> dict[str, torch.Tensor]:
-    for _ in range(updates):
-        learner.update()
-    return {name: value.detach().double().cpu() for name, value in learner.agent.modules.state_dict().items()}
-
-
-def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """Norm of the difference over the norm of all weights."""
-    return float(
-        torch.stack([(one[name] - other[name]).norm() for name in one]).norm()
-        / torch.stack([value.norm() for value in one.values()]).norm()
-    )
-
-
-CASES = [(CONTROL, SAC_SETTINGS), (GAME, DQN_SETTINGS)]
+from drq.replay import Batch
+from learners import (
+    CASES,
+    CONTROL,
+    LARGE_IMAGES,
+    PLAIN,
+    SAC_SETTINGS,
+    assert_same_gradients,
+    distance,
+    gradients_of,
+    make_learner,
+    weights_after,
+)
 
 
 @pytest.mark.parametrize(("spec", "agent"), CASES, ids=["sac", "dqn"])
@@ -236,51 +191,6 @@ def test_a_busy_gpu_makes_the_same_updates() -> None:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-EMULATED = EngineSettings(torch.device("cpu"), "float32", False, False, kernels=True, eval_process=False)
-
-
-def emulate(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> list[str]:
-    """Has FastBackends use emulated kernels; gives the names of those that are asked for, as they are."""
-    asked: list[str] = []
-
-    def asking(name: str, *args: Any) -> Any:
-        asked.append(name)
-        return kernel(name, *args)
-
-    monkeypatch.setattr(kernels, "available", lambda: True)
-    monkeypatch.setattr(runtime, "kernel", asking)
-    return asked
-
-
-def gradients_of(learner: Learner) -> dict[str, torch.Tensor]:
-    """What an update has found for all that it trains."""
-    learner.update()
-    parameters = learner.agent.modules.named_parameters()
-    return {name: parameter.grad.double().cpu() for name, parameter in parameters if parameter.grad is not None}
-
-
-def assert_same_gradients(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], *, within: float) -> None:
-    """But for bfloat16. Weights say less after a few steps of Adam: without the encoder's gradient they are as near."""
-    assert found.keys() == expected.keys()
-    for name, exact in expected.items():
-        assert float((found[name] - exact).norm() / exact.norm()) < within, name
-
-
-def test_gradients_straight_from_frames(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all networks, from views that are never written out: one of the sixteen lost, or the wrong ones for the actor,
-    would show."""
-    spec = dataclasses.replace(CONTROL, frame_shape=(3, 20, 23))
-    agent = dataclasses.replace(SAC_SETTINGS, batch_size=8, encoder="d4pg")
-    expected = gradients_of(make_learner(spec, agent, PLAIN, "cpu"))
-    emulate(monkeypatch, emulator.kernel)
-    monkeypatch.setattr(encoder, "_on_the_current_gpu", lambda _: True)
-    monkeypatch.setattr(runtime, "shared_bytes_per_block", lambda: 227 * 1024)
-    monkeypatch.setattr(runtime, "compile_together", lambda _: None)
-    ours = make_learner(spec, agent, dataclasses.replace(EMULATED, precision="bf16"), "cpu")
-    assert ours.backend.fused
-    assert_same_gradients(gradients_of(ours), expected, within=0.1)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("update", [0, 1])
 @pytest.mark.parametrize("batch_size", [128, 512])
@@ -294,223 +204,6 @@ def test_gradients_of_a_batch_of_the_paper(batch_size: int, update: int) -> None
         found.append(gradients_of(learner))
     assert learner.backend.fused
     assert_same_gradients(*reversed(found), within=0.15)  # on an H200 0.11 of 128 transitions and 0.04 of 512
-
-
-KERNELS = ["transitions", "store", "adam", "gradient_norm", "bias_relu", "stacked"]
-
-
-@pytest.mark.parametrize("streams", [1, 3])
-@pytest.mark.parametrize(("spec", "agent"), CASES, ids=["sac", "dqn"])
-def test_kernels_in_a_learner_equal_plain_pytorch(
-    spec: EnvSpec, agent: AgentConfig, streams: int, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Emulated; convolutions are PyTorch's on both sides."""
-    plain = weights_after(make_learner(spec, agent, PLAIN, "cpu", streams), 3)
-    asked = emulate(monkeypatch, emulator.kernel)
-    ours = make_learner(spec, agent, EMULATED, "cpu", streams)
-    assert ours.backend.kernels
-    assert isinstance(ours.replay._store, StagedStore)
-    asked.clear()
-    found = weights_after(ours, 3)
-    clipped = {"gradient_norm"} if isinstance(agent, DQNConfig) else set()
-    assert {*asked} >= {"transitions", "bias_relu", "bias_relu_gradient", "stacked", "adam"} | clipped
-    assert distance(plain, found) < 1e-5
-
-
-def test_an_agent_on_the_plain_backend_learns_the_same() -> None:
-    """The engine's optimiser is another, and its weights lie otherwise in memory."""
-    ours = make_learner(CONTROL, SAC_SETTINGS, PLAIN, "cpu")
-    plain = make_agent(CONTROL, SAC_SETTINGS, Backend(), seed=5)
-    generator = torch.Generator().manual_seed(11)
-    for update in range(3):
-        draws = plain.draw(generator)
-        batch = ours.replay.batch(ours.replay.draw(plain.batch_size, generator))
-        plain.update(batch, draws, plain.phase(update))
-    expected = {name: value.double() for name, value in plain.modules.state_dict().items()}
-    assert distance(expected, weights_after(ours, 3)) < 1e-5
-
-
-@pytest.mark.parametrize("filled_first", [False, True])
-@pytest.mark.parametrize("broken", KERNELS)
-def test_where_a_kernel_does_not_compile_pytorchs_are_used(
-    broken: str,
-    filled_first: bool,
-    emulator: Emulator,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Also where a replay was filled before there was a learner."""
-
-    def kernel(name: str, *args: Any) -> Any:
-        if name == broken:
-            raise kernels.KernelError("a kernel does not compile for sm_999:\nmany\nlines")
-        return emulator.kernel(name, *args)
-
-    plain = weights_after(make_learner(GAME, DQN_SETTINGS, PLAIN, "cpu"), 2)
-    emulate(monkeypatch, kernel)
-    if filled_first:
-        backend = FastBackend(EMULATED)
-        replay = Replay(GAME, 150, n_step=DQN_SETTINGS.n_step, backend=backend)
-        fill(replay)
-        learner = Learner(make_agent(GAME, DQN_SETTINGS, backend, seed=5), replay, backend, seed=11)
-    else:
-        learner = make_learner(GAME, DQN_SETTINGS, EMULATED, "cpu")
-    assert not learner.backend.kernels
-    found = weights_after(learner, 2)
-    assert all(torch.equal(found[name], plain[name]) for name in plain)
-    said = "Going on with PyTorch's kernels: a kernel does not compile for sm_999."
-    assert capsys.readouterr().err.splitlines() == [said]
-
-
-def test_a_backend_that_another_agent_was_made_with() -> None:
-    """What was chosen for that one may not suit this one."""
-    learner = make_learner(CONTROL, SAC_SETTINGS, PLAIN, "cpu")
-    learner.backend.fused = learner.backend.kernels = True
-    learner.backend.prepare(learner.agent, learner.replay)
-    assert not learner.backend.fused
-    assert not learner.backend.kernels
-
-
-class Weighted:
-    """Chooses by the plain arithmetic among all transitions, weighs them, and keeps what it hears."""
-
-    def __init__(self) -> None:
-        self.heard: list[tuple[list[int], list[float]]] = []
-        self.stored_slots: list[int] = []
-
-    def choose(self, replay: Replay, random: torch.Tensor) -> Choice:
-        slots = replay.may_sample().nonzero().flatten()
-        slots = slots[random % len(slots)]
-        return Choice(slots, 1.0 / (1.0 + slots.float()))
-
-    def stored(self, replay: Replay, slot: int) -> None:
-        self.stored_slots.append(slot)
-
-    def learnt(self, slots: torch.Tensor, errors: torch.Tensor) -> None:
-        self.heard.append((slots.tolist(), errors.tolist()))
-
-    def state(self) -> dict[str, torch.Tensor]:
-        return {}
-
-
-@pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.parametrize(("spec", "agent"), CASES, ids=["sac", "dqn"])
-def test_another_sampler_through_kernels(
-    spec: EnvSpec, agent: AgentConfig, broken: bool, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It chooses, weighs and hears of errors the same with kernels and without; that the one which fetches a choice
-    does not compile is known before it is needed."""
-
-    def kernel(name: str, parts: Any, defines: dict[str, Any], *shape: Any) -> Any:
-        if broken and name == "transitions" and not defines["UNIFORM"]:
-            raise kernels.KernelError("a kernel does not compile for sm_999:\nmany\nlines")
-        return emulator.kernel(name, parts, defines, *shape)
-
-    def learner(engine: EngineSettings) -> Learner:
-        backend = FastBackend(engine)
-        replay = Replay(spec, 300, n_step=agent.n_step, streams=2, sampler=Weighted(), backend=backend)
-        made = Learner(make_agent(spec, agent, backend, seed=5), replay, backend, seed=11)
-        fill(replay)
-        return made
-
-    plain = learner(dataclasses.replace(EMULATED, kernels=False))
-    expected = weights_after(plain, 3)
-    asked = emulate(monkeypatch, kernel)
-    ours = learner(EMULATED)
-    asked.clear()
-    assert distance(expected, weights_after(ours, 3)) < 1e-5
-    assert ("transitions" in asked) == (not broken)
-    samplers = plain.replay.sampler, ours.replay.sampler
-    assert isinstance(samplers[0], Weighted)
-    assert isinstance(samplers[1], Weighted)
-    assert samplers[0].stored_slots == samplers[1].stored_slots
-    assert samplers[0].stored_slots[:151] == [*range(150), 0]
-    assert samplers[0].stored_slots[200:202] == [150, 151]  # of the second stream
-    assert len(samplers[0].heard) == 3
-    for (slots, errors), (other_slots, other_errors) in zip(samplers[0].heard, samplers[1].heard, strict=True):
-        assert len(slots) == agent.batch_size
-        assert slots == other_slots
-        assert errors == pytest.approx(other_errors, rel=1e-3, abs=1e-5)
-
-
-class Derived(UniformSampler):
-    """What somebody may make of it: the newest transition alone."""
-
-    def choose(self, replay: Replay, random: torch.Tensor) -> Choice:
-        return Choice(torch.full_like(random, replay.streams[0].transitions_added - 1))
-
-
-def test_a_sampler_derived_from_the_uniform_one_is_asked(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    emulate(monkeypatch, emulator.kernel)
-    backend = FastBackend(EMULATED)
-    replay = Replay(GAME, 300, sampler=Derived(), backend=backend)
-    fill(replay)
-    backend.prepare(make_agent(GAME, DQN_SETTINGS, backend, seed=5), replay)
-    assert backend.kernels
-    batch = replay.batch(replay.draw(5, torch.Generator()))
-    assert batch.slots is not None
-    assert batch.slots.tolist() == [199] * 5
-
-
-def test_a_learner_fetches_in_its_own_way_from_a_replay_that_it_shares(
-    emulator: Emulator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With kernels or without, whatever the replay was constructed with."""
-    plain, expected = (make_learner(GAME, DQN_SETTINGS, PLAIN, "cpu") for _ in range(2))
-    asked = emulate(monkeypatch, emulator.kernel)
-    backend = FastBackend(EMULATED)
-    ours = Learner(make_agent(GAME, DQN_SETTINGS, backend, seed=5), plain.replay, backend, seed=11)
-    asked.clear()
-    found = weights_after(ours, 2)
-    assert asked.count("transitions") == 2
-    asked.clear()
-    weights_after(plain, 2)
-    assert not asked
-    assert distance(weights_after(expected, 2), found) < 1e-5
-
-
-RETURNS = [(3, 0.99), (3, 0.9), (1, 0.9), (2, 0.97), (3, 0.99)]
-
-
-def with_a_schedule(learner: Learner) -> Learner:
-    """Of other returns for every update."""
-    learner.agent.returns = lambda update: Returns(*RETURNS[update % len(RETURNS)])  # type: ignore[method-assign]
-    return learner
-
-
-def test_returns_that_follow_a_schedule(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each update learns from those of its own, with kernels and without."""
-    plain = make_learner(GAME, DQN_SETTINGS, PLAIN, "cpu", streams=2)
-    unscheduled = weights_after(plain, len(RETURNS))
-    plain = with_a_schedule(make_learner(GAME, DQN_SETTINGS, PLAIN, "cpu", streams=2))
-    by_hand = make_agent(GAME, DQN_SETTINGS, Backend(), seed=5)
-    generator = torch.Generator().manual_seed(11)
-    replay = make_learner(GAME, DQN_SETTINGS, PLAIN, "cpu", streams=2).replay
-    for update, returns in enumerate(RETURNS):
-        replay.set_returns(*returns)
-        draws = by_hand.draw(generator)
-        random_bits = replay.draw(by_hand.batch_size, generator)
-        by_hand.update(replay.gather(UniformSampler().choose(replay, random_bits)), draws, by_hand.phase(update))
-    expected = {name: value.double() for name, value in by_hand.modules.state_dict().items()}
-    found = weights_after(plain, len(RETURNS))
-    assert distance(expected, found) < 1e-5 < distance(expected, unscheduled)
-    emulate(monkeypatch, emulator.kernel)
-    ours = with_a_schedule(make_learner(GAME, DQN_SETTINGS, EMULATED, "cpu", streams=2))
-    assert distance(expected, weights_after(ours, len(RETURNS))) < 1e-5
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("use_kernels", ["off", "on"])
-def test_captured_updates_follow_the_schedule_of_returns(use_kernels: Any) -> None:
-    """And the streams of a replay that goes on between them."""
-    eager = with_a_schedule(make_learner(GAME, DQN_SETTINGS, PLAIN, "cuda", streams=3))
-    captured = dataclasses.replace(PLAIN, cuda_graphs="on", kernels=use_kernels)
-    ours = with_a_schedule(make_learner(GAME, DQN_SETTINGS, captured, "cuda", streams=3))
-    for _ in range(2):
-        # A tenth of what the schedule is worth.
-        assert distance(weights_after(eager, len(RETURNS)), weights_after(ours, len(RETURNS))) < 1e-4
-        fill(eager.replay)
-        fill(ours.replay)
 
 
 # Heads compute in float32: bfloat16 has steps of 1 near 200.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import os
@@ -12,26 +11,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from drq.errors import ProcessEnded, UserError
 from drq.launch import mps, pools, worker
-from drq.launch.launcher import SuiteRunArguments, longest_first, run_suite
-from drq.launch.pools import FreeGPU, Job, LocalPool, plan_slots, share_gpus
-from drq.launch.probe import Cost, cost_of, costs_as
-from drq.launch.process import FAILED, MISTAKE, STOPPED, error_of, start_worker
-from drq.launch.status import RunStatus, read_status, seconds_left, seconds_needed, suite_status, what_is_counted
+from drq.launch.launcher import SuiteRunArguments, run_suite
+from drq.launch.process import FAILED, MISTAKE, STOPPED, start_worker
+from drq.launch.status import suite_status
 from drq.launch.suite_folder import SuiteFolder
-from drq.presets import action_repeat_for, preset, preset_values
 from drq.report.results import read_results
-from drq.suites import Run, Suite, find_suite
-from drq.training.folder import RunFolder
-from drq.training.lock import this_process
+from drq.suites import Suite, find_suite
 from drq.training.run import train
 from drq.training.stopping import handled_by
 from fake_mps import FakeMPS, pretend_gpu
@@ -256,122 +247,6 @@ def test_mistakes_are_said(args: SuiteRunArguments, said: str) -> None:
         run_suite(args)
 
 
-def test_a_folder_without_a_suite_has_no_status(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no suite"):
-        suite_status(tmp_path)
-    (tmp_path / "suite.json").write_text("{")
-    with pytest.raises(UserError, match="is damaged"):
-        suite_status(tmp_path)
-
-
-def test_the_status_of_many_runs_shows_what_matters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    suite = find_suite(write_suite(tmp_path, GOOD)).narrowed(seeds=600)
-    opened(tmp_path / "out", suite).close()
-    failed = tmp_path / "out" / suite.runs()[-1].folder
-    failed.mkdir(parents=True)
-    (failed / "error.txt").write_text("RuntimeError: a reason\n")
-    assert suite_status(tmp_path / "out") == 1
-    said = capsys.readouterr().out
-    assert "failed: RuntimeError: a reason" in said
-    assert "and 100 more" in said
-    assert "600 runs: 1 failed, 599 waiting." in said
-
-
-GB = 1024**3
-H200, SMALL, FULL = FreeGPU("0", 139 * GB), FreeGPU("1", 9 * GB), FreeGPU("2", 1 * GB)
-
-
-@pytest.mark.parametrize(
-    ("jobs", "task", "gpus", "cores", "memory", "devices", "threads"),
-    [
-        ("auto", "dmc/walker-walk", [H200], 16, 100, "0 0 0 0", 4),
-        ("auto", "gym/Mine-v0", [H200], 16, 100, "0 0", 8),
-        ("auto", "atari/pong", [H200], 32, 100, 16 * "0 ", 2),
-        ("auto", "atari/pong", [H200], 5, 100, "0 0 0 0 0", 1),  # a core a run
-        ("auto", "dmc/walker-walk", [H200], 4, 100, "0", 4),  # 3 cores a run
-        ("auto", "atari/pong", [H200, SMALL, FULL], 64, 100, "0 1 0 1" + 14 * " 0", 3),  # 4 GB a run
-        ("auto", "dmc/walker-walk", [FULL], 64, 100, "2", 64),
-        (3, "dmc/walker-walk", [H200, SMALL], 4, 100, "0 1 0", 1),
-        (6, "dmc/walker-walk", [SMALL], 16, 100, "1 1 1 1 1 1", 2),
-        ("auto", "dmc/walker-walk", [], 16, 100, "- - - - - - - -", 2),
-        ("auto", "dmc/walker-walk", [], 16, 9, "- -", 8),
-        ("auto", "dmc/walker-walk", [], 1, 100, "-", 1),
-        (5, "dmc/walker-walk", [], 2, 1, "- - - - -", 1),
-    ],
-)
-def test_runs_at_a_time(
-    jobs: int | str, task: str, gpus: list[FreeGPU], cores: int, memory: int, devices: str, threads: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    configs = [preset_values("planet", task)]
-    slots = plan_slots(jobs, configs, gpus=gpus, cores=cores, memory=memory * GB)  # type: ignore[arg-type]
-    assert [slot.get("CUDA_VISIBLE_DEVICES", "-") for slot in slots] == devices.split()
-    assert {slot["OMP_NUM_THREADS"] for slot in slots} == {str(threads)}
-
-
-def test_large_networks_share_a_gpu_with_fewer_runs() -> None:
-    small, large = (preset_values(name, "atari/pong") for name in ("atari100k", "strong"))
-    without = dataclasses.replace(large, agent=dataclasses.replace(large.agent, encoder="nature"))
-    for configs, runs in (([small, without], 16), ([large], 4), ([small, large], 4)):
-        assert len(plan_slots("auto", configs, gpus=[H200], cores=32, memory=None)) == runs
-
-
-@pytest.mark.parametrize(
-    ("devices", "shared"),
-    [("0 0", True), ("0 1", False), ("0 1 0", True), ("0", False), ("- -", False), ("", False),
-     (24 * "0 ", True), (25 * "0 ", False)],  # MPS admits 48 processes, and a run is two
-)  # fmt: skip
-def test_when_runs_share_a_gpu(devices: str, shared: bool) -> None:
-    slots = [{} if name == "-" else {"CUDA_VISIBLE_DEVICES": name} for name in devices.split()]
-    assert share_gpus(slots) is shared
-
-
-def test_the_longest_runs_of_a_seed_begin_first(tmp_path: Path) -> None:
-    suite = find_suite("planet").narrowed(tasks=None, seeds=2, steps=100_000)
-    jobs = longest_first([Job(run, suite.config(run, tmp_path)) for run in suite.runs()])
-    repeats = [action_repeat_for(job.config) for job in jobs]
-    assert repeats == [2, 2, 4, 4, 4, 8] * 2
-    assert [job.run.seed for job in jobs] == [1] * 6 + [2] * 6
-
-
-def test_a_run_that_only_evaluates_gives_its_place_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as the GPU has memory for one more."""
-    agent_steps: dict[str, int] = {}
-    monkeypatch.setattr(pools, "newest_agent_step", lambda checkpoint: agent_steps.get(checkpoint.parent.name))
-    monkeypatch.setattr(pools, "this_machines_gpus", lambda: [SMALL])
-    monkeypatch.setattr(pools, "LOOK_SECONDS", 0.0)
-    sleeping = [sys.executable, "-c", "import sys; sys.stdin.read()"]
-    monkeypatch.setattr(
-        *(pools, "start_worker"), lambda *_, **__: subprocess.Popen(sleeping, stdin=subprocess.PIPE, text=True)
-    )
-    folder: Any = SimpleNamespace(
-        run_folder=lambda run: RunFolder(tmp_path / run.label), log=lambda run: tmp_path / "log", lock=0
-    )
-    (tmp_path / "log").touch()
-    pool = LocalPool(folder, [{"CUDA_VISIBLE_DEVICES": SMALL.name}])
-    runs = [Run("atari/pong", label, 1, 100) for label in ("first", "second", "third")]
-    jobs = [Job(run, dataclasses.replace(preset("atari100k", run.task), steps=100)) for run in runs]
-    try:
-        pool.start(jobs[0])
-        agent_steps["first"] = 99
-        assert pool.size == 1
-        agent_steps["first"] = 100
-        assert pool.size == 2
-        pool.start(jobs[1])
-        agent_steps["second"] = 100
-        assert pool.size == 2  # 9 GB are no place for three
-        first, _ = pool._processes[runs[0]]
-        first.kill()
-        first.wait()
-        assert [ended.run for ended in pool.ended()] == [runs[0]]
-        assert pool.size == 2
-        pool.start(jobs[2])
-        assert pool.running == runs[1:]
-    finally:
-        pool.kill()
-
-
 TELL = """
 import json, os, pathlib
 names = "CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
@@ -400,7 +275,7 @@ def told(folder: Path) -> list[dict[str, str]]:
 def test_runs_that_share_a_gpu_do_so_under_mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeMPS(tmp_path)
     pretend_gpu(monkeypatch, fake, tmp_path)
-    monkeypatch.setattr(pools, "this_machines_gpus", lambda: [H200])
+    monkeypatch.setattr(pools, "this_machines_gpus", lambda: [pools.FreeGPU("0", 139 * 1024**3)])
     suite = write_telling_suite(tmp_path, seeds=2, steps=30)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "modules"), *filter(None, sys.path)]))
     monkeypatch.syspath_prepend(tmp_path / "modules")
@@ -450,71 +325,3 @@ def test_ctrl_c_leaves_no_daemon(tmp_path: Path) -> None:
     assert all((run / "checkpoint" / "latest.json").exists() for run in runs)
     assert fake.calls[-1] == f"quit -t {mps.QUIT_SECONDS}"  # by the launcher, once the runs had ended
     assert fake.gone()
-
-
-def status(label: str, left: int, rate: float | None) -> RunStatus:
-    return RunStatus(Run("dmc/walker-walk", label, 1, 1000), "stopped", 1000 - left, rate)
-
-
-def test_the_expected_time() -> None:
-    assert seconds_left([status("a", 1000, None)], 1) is None
-    # 500 steps at 10 a second; a run with the same setting at the same speed; one with another at the mean of both.
-    statuses = [status("a", 500, 10.0), status("a", 1000, None), status("b", 0, 5.0), status("c", 1000, None)]
-    assert seconds_left(statuses, 1) == (pytest.approx(50 + 100 + 150), 2)
-    assert seconds_left(statuses, 2) == (pytest.approx(150), 2)
-    assert seconds_left(statuses, 100) == (pytest.approx(150), 2)  # no sooner than the longest
-
-
-def test_the_expected_time_counts_the_last_evaluation_once_one_is_known() -> None:
-    done = RunStatus(Run("dmc/walker-walk", "a", 1, 1000), "finished", 1000, 5.0, seconds=200.0)
-    evaluating = RunStatus(Run("dmc/walker-walk", "a", 2, 1000), "running", 1000, 10.0, seconds=120.0)
-    half = RunStatus(Run("dmc/walker-walk", "a", 3, 1000), "running", 500, 10.0, seconds=50.0)
-    waiting = RunStatus(Run("dmc/walker-walk", "a", 4, 1000), "waiting")
-    assert seconds_needed([done, evaluating, half, waiting]) == [0.0, 80.0, 150.0, 200.0]
-    assert what_is_counted([done, half]) == "evaluations included"
-    assert what_is_counted([evaluating, half]) == "the last evaluations not counted"
-
-
-def test_a_runs_cost_counts_its_evaluations() -> None:
-    config = preset("toy", "toy/reach")  # 3,500 steps, 14 evaluations
-    assert Cost(0.1, 20.0, beside=False, assumed="").of_run(config) == pytest.approx(350 + 14 * 20)
-    assert Cost(0.1, 20.0, beside=True, assumed="").of_run(config) == pytest.approx(350 + 20)
-    assert Cost(0.1, 30.0, beside=True, assumed="").of_run(config) == pytest.approx(13 * 30 + 30)
-    measured = cost_of(replace(config, device="cpu"))
-    assert measured.agent_step > 0
-    assert measured.evaluation > 0
-    faster = replace(config, seed=7, agent=replace(config.agent, learning_rate=0.5))
-    assert costs_as(faster) == costs_as(config)
-    assert costs_as(replace(config, agent=replace(config.agent, batch_size=9))) != costs_as(config)
-
-
-def test_progress_is_read_while_files_are_being_written(tmp_path: Path) -> None:
-    folder, run = SuiteFolder(tmp_path), Run("atari/pong", "DrQ", 1, 1000)
-    assert read_status(folder, run) == RunStatus(run, "waiting")
-    path = tmp_path / run.folder
-    path.mkdir(parents=True)
-    many = "".join(f"{4 * at},{at},,{at / 50}\n" for at in range(100, 801))
-    (path / "train.csv").write_text(f"env_step,agent_step,episode_return,seconds\n{many}3204,80")
-    seen = read_status(folder, run, this_process())
-    assert (seen.state, seen.done, seen.last_return, seen.left) == ("running", 800, None, 200)
-    assert seen.rate == pytest.approx(50)
-    (path / "eval.csv").write_text("env_step,agent_step,return_mean,seconds\n3400,850,-12.5,17.0\n")
-    seen = read_status(folder, run)
-    assert (seen.state, seen.done, seen.last_return) == ("stopped", 850, -12.5)
-    (path / "finished.json").write_text('{"steps": 900, "seconds": 20.0}')
-    assert read_status(folder, run).state == "stopped"  # it has been asked for more since
-    (path / "finished.json").write_text('{"steps": 1000, "seconds": 20.0}')
-    seen = read_status(folder, run)
-    assert (seen.state, seen.rate, seen.left) == ("finished", 50.0, 0)
-
-
-def test_why_a_run_ended(tmp_path: Path) -> None:
-    log = tmp_path / "log.txt"
-    log.write_text("".join(f"line {number}\n" for number in range(100)))
-    assert error_of(0, log) == ""
-    assert error_of(1, log).splitlines()[-1] == "line 99"
-    assert len(error_of(1, log).splitlines()) < 50
-    assert "smaller --jobs" in error_of(-signal.SIGKILL, log).splitlines()[-1]
-    assert "SIGSEGV" in error_of(-signal.SIGSEGV, log).splitlines()[-1]
-    log.unlink()  # somebody has tidied up
-    assert "exit code 3" in error_of(3, log)
