@@ -39,16 +39,16 @@ def learner_of(config: TrainConfig, spec: EnvSpec, engine: EngineConfig, device:
 
 
 def found_by(learner: Learner, batch: Batch, draws: object) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Targets, the first critic's Q-values and the gradients of the critic's loss, by parameter."""
+    """Targets, [N], Q-values, [critics, views * N], and the gradients of the critic's loss, by parameter."""
     learner.engine.apply_globally()
     agent = learner.agent
     assert isinstance(agent, SAC)
-    q, _, _ = agent.predictions(batch, draws)  # type: ignore[arg-type]
+    *q, _ = agent.predictions(batch, draws)  # type: ignore[arg-type]
     y = agent.targets(batch, draws)  # type: ignore[arg-type]
     loss, *_ = agent.critic_loss(batch, draws)  # type: ignore[arg-type]
     gradients = torch.autograd.grad(loss, agent.trained_by_critic)
     names = [name for name, parameter in agent.critic.named_parameters() if parameter.requires_grad]
-    return y, q.detach(), dict(zip(names, gradients, strict=True))
+    return y, torch.stack(q).detach(), dict(zip(names, gradients, strict=True))
 
 
 def main(run: Positional[Path], batches: int = 20, device: str | None = None) -> None:
@@ -83,7 +83,7 @@ def main(run: Positional[Path], batches: int = 20, device: str | None = None) ->
         draws = ours.agent.draw(generator)
         y, q, by_layer = found_by(ours, batch, draws)
         exact_y, exact_q, exact_by_layer = found_by(exact, batch, draws)
-        for name, one, other in (("target", y, exact_y), ("Q", q, exact_q)):
+        for name, one, other in (("target", y, exact_y), ("Q", q[0], exact_q[0])):
             differences[name].append(one.double() - other.double())
             values[name].append(other.double())
         for name, gradient in by_layer.items():

@@ -14,7 +14,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections import deque
-from typing import Any
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -25,12 +25,13 @@ from drq.agents.sac import SAC
 from drq.config import EngineConfig
 from drq.engine import EngineSettings, FastBackend, Learner
 from drq.errors import UserError
-from drq.replay import Batch
 from repeat import arguments, folder, repeat
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from precision import FLOAT32, found_by
 
 REMEMBERED, AFTER, SHOWN = 300, 30, 4
 """Losses that make the median; losses and transitions that are shown of a jump."""
-FLOAT32 = EngineConfig(precision="float32", compile="off", cuda_graphs="off", kernels="off")
 
 
 class Watch:
@@ -42,7 +43,7 @@ class Watch:
         self.after: list[float] | None = None
         self.weights: list[Tensor] = []
         """As the update found them."""
-        self.eager: dict[str, Learner] = {}
+        self.eager: list[Learner] = []
         """The same agent in the run's own precision and in float32, without graphs."""
 
     def update(self, learner: Learner) -> None:
@@ -76,46 +77,31 @@ class Watch:
         agent = learner.agent
         if not self.eager:
             ours = EngineConfig(precision=learner.engine.precision, compile="off", cuda_graphs="off")
-            for name, config in (("as trained", ours), ("in float32", FLOAT32)):
-                settings = EngineSettings.resolve(config, learner.backend.device, agent.config)
-                backend = FastBackend(settings)
+            for config in (ours, FLOAT32):
+                backend = FastBackend(EngineSettings.resolve(config, learner.backend.device, agent.config))
                 same = make_agent(learner.replay.spec, agent.config, backend, seed=0)
-                self.eager[name] = Learner(same, learner.replay, backend, seed=0)
+                self.eager.append(Learner(same, learner.replay, backend, seed=0))
         generator = torch.Generator(learner.backend.device)
         generator.set_state(random)
         draws = agent.draw(generator)
         batch = learner.backend.batch(learner.replay, learner.replay.draw(agent.batch_size, generator))
-        found = {name: self.values(eager, batch, draws) for name, eager in self.eager.items()}
+        for eager in self.eager:
+            eager.agent.modules.load_state_dict(dict(zip(agent.modules.state_dict(), self.weights, strict=True)))
+        (y, q, gradients), (exact_y, exact_q, exact_gradients) = (found_by(e, batch, draws) for e in self.eager)
         learner.engine.apply_globally()
-        (q, y, gradients), (exact_q, exact_y, exact_gradients) = found.values()
-        errors = {name: (q - y).square().mean(1).sum(0) for name, (q, y, _) in found.items()}
-        loss, exact = (float(error.mean()) for error in errors.values())
-        print(f"  again without graphs {loss:.4g}, in float32 {exact:.4g}")
+        q, exact_q = (values.unflatten(1, (-1, len(y))) for values in (q, exact_q))  # [critics, views, N]
+        errors, exact = ((q - y).square().mean(1).sum(0), (exact_q - exact_y).square().mean(1).sum(0))
+        print(f"  again without graphs {float(errors.mean()):.4g}, in float32 {float(exact.mean()):.4g}")
         print(f"  apart from float32's: Q {apart(q - exact_q)}; targets {apart(y - exact_y)}")
-        cosines = {name: cosine_similarity(gradients[name], exact, dim=0) for name, exact in exact_gradients.items()}
-        worst = min(cosines, key=lambda name: float(cosines[name]))
-        print(f"  cosines of the two gradients by layer: {float(cosines[worst]):.4f} ({worst}) and more")
-        share = errors["as trained"] / errors["as trained"].sum()
+        pairs = {name: (gradient.flatten(), exact_gradients[name].flatten()) for name, gradient in gradients.items()}
+        cosines = {name: float(cosine_similarity(*pair, dim=0)) for name, pair in pairs.items()}
+        worst = min(cosines, key=cosines.__getitem__)
+        print(f"  cosines of the two gradients by layer: {cosines[worst]:.4f} ({worst}) and more")
+        share = errors / errors.sum()
         for number in share.argsort(descending=True)[:SHOWN].tolist():
             seen = " ".join(f"{value:.1f}" for value in q[:, :, number].flatten().tolist())
             print(f"  {float(share[number]):4.0%} by one transition: Q of each critic's views {seen}, ", end="")
             print(f"target {float(y[number]):.1f}, reward {float(batch.reward[number]):.2f}", flush=True)
-
-    def values(self, eager: Learner, batch: Batch, draws: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Q-values, [critics, views, N], targets, [N], and gradients of the critic's loss by parameter."""
-        agent = eager.agent
-        assert isinstance(agent, SAC)
-        names = agent.modules.state_dict().keys()
-        agent.modules.load_state_dict(dict(zip(names, self.weights, strict=True)))
-        eager.engine.apply_globally()
-        with torch.no_grad():
-            *q, _ = agent.predictions(batch, draws)
-            y = agent.targets(batch, draws).double().cpu()
-        loss, *_ = agent.critic_loss(batch, draws)
-        trained = {name: value for name, value in agent.critic.named_parameters() if value.requires_grad}
-        gradients = torch.autograd.grad(loss, list(trained.values()))
-        flat = {name: value.double().flatten().cpu() for name, value in zip(trained, gradients, strict=True)}
-        return torch.stack(q).unflatten(1, (-1, len(y))).double().cpu(), y, flat
 
 
 def apart(differences: Tensor) -> str:

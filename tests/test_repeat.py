@@ -5,12 +5,14 @@ By scripts/repeat.py; scripts/jumps.py takes jumps of its loss apart on the way.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import drq
 from drq.config import DQNConfig
@@ -20,7 +22,9 @@ SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
 
 def repeat(folder: Path, *args: str, script: str = "repeat.py") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(SCRIPTS / script), *args], cwd=folder, capture_output=True, text=True)
+    command, threads = [sys.executable, str(SCRIPTS / script), *args], str(torch.get_num_threads())
+    environment = os.environ | {"OMP_NUM_THREADS": threads}  # as many as here: sums depend on it
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
 
 
 @pytest.fixture(scope="module")
