@@ -19,7 +19,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,8 @@ from drq.config import EngineConfig, RainbowConfig
 from drq.engine import EngineSettings, FastBackend, Learner
 from drq.engine.graphs import Captured
 from drq.envs.protocol import EnvSpec
+from drq.networks import make_encoder
+from drq.networks.encoders import Convolution
 from drq.presets import preset
 
 PONG = EnvSpec("atari/pong", (1, 84, 84), 4, "discrete", 6, 4, None)
@@ -212,14 +214,21 @@ class Layer(NamedTuple):
     channels: int
     out: int
     size: int
-    times: int
-    """How often the encoder has it."""
 
 
-LAYERS = (
-    *(Layer(4, 64, 84, 1), Layer(64, 64, 42, 4), Layer(64, 128, 42, 1)),
-    *(Layer(128, 128, 21, 4), Layer(128, 128, 21, 1), Layer(128, 128, 11, 4)),
-)
+def layers_of(agent: RainbowConfig) -> Counter[Layer]:
+    """The convolutions of its encoder, and how often it has each."""
+    found: Counter[Layer] = Counter()
+    encoder = make_encoder(agent.encoder, PONG.observation_shape, width=agent.encoder_width)
+    for module in encoder.modules():
+        if isinstance(module, Convolution):
+            module.register_forward_pre_hook(
+                lambda layer, seen: found.update([Layer(layer.in_channels, layer.out_channels, seen[0].shape[-1])])
+            )
+    encoder(torch.zeros(1, *PONG.observation_shape))
+    return found
+
+
 REPLAYS, IN_A_GRAPH = 10, 20
 
 
@@ -235,41 +244,25 @@ def microseconds(function: Callable[[], Any]) -> float:
     return began.elapsed_time(ended) * 1e3 / (REPLAYS * IN_A_GRAPH)
 
 
-def time_convolutions(batch: int) -> None:
-    print(
-        f"\nconvolutions of {batch} images, us (TFLOP/s): {'forward':>18}{'input gradient':>18}{'weight gradient':>18}"
-    )
+def time_convolutions(agent: RainbowConfig) -> None:
+    batch, layers = agent.batch_size, layers_of(agent)
+    headings = "".join(f"{heading:>18}" for heading in ("forward", "input gradient", "weight gradient"))
+    print(f"\n{f'convolutions of {batch} images, us (TFLOP/s)':43}{headings}")
     for by_timing in (False, True):
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = by_timing, not by_timing
-        for layer in LAYERS:
+        for layer, times in layers.items():
             made: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
             shapes = (batch, layer.channels, layer.size, layer.size), (layer.out, layer.channels, 3, 3)
             x, weight = (torch.randn(shape, **made).contiguous(memory_format=torch.channels_last) for shape in shapes)
-            gradient = torch.randn_like(F.conv2d(x, weight, padding=1))
-            pass_back = functools.partial(
-                *(
-                    torch.ops.aten.convolution_backward,
-                    gradient,
-                    x,
-                    weight,
-                    None,
-                    [1, 1],
-                    [1, 1],
-                    [1, 1],
-                    False,
-                    [0, 0],
-                ),
-                groups=1,
-            )
-            times = [
-                microseconds(functools.partial(F.conv2d, x, weight, padding=1)),
-                microseconds(functools.partial(pass_back, output_mask=[True, False, False])),
-                microseconds(functools.partial(pass_back, output_mask=[False, True, False])),
-            ]
+            once, forward = [1, 1], functools.partial(F.conv2d, x, weight, padding=1)
+            given = torch.randn_like(forward()), x, weight, None, once, once, once, False, [0, 0], 1
+            back = functools.partial(torch.ops.aten.convolution_backward, *given)
+            ways = forward, *(functools.partial(back, which) for which in ([True, False, False], [False, True, False]))
             flops = 2 * 9 * layer.channels * layer.out * layer.size**2 * batch
-            told = "".join(f"{f'{time:.1f} ({flops / time / 1e6:.0f})':>18}" for time in times)
+            taken = [microseconds(way) for way in ways]
+            told = "".join(f"{f'{time_taken:.1f} ({flops / time_taken / 1e6:.0f})':>18}" for time_taken in taken)
             how = "by timing" if by_timing else "by rule"
-            name = f"{layer.times} x {layer.channels} to {layer.out} at {layer.size}, {how}"
+            name = f"{times} x {layer.channels} to {layer.out} at {layer.size}, {how}"
             print(f"{name:43}{told}", flush=True)
 
 
@@ -285,7 +278,9 @@ def main(arguments: Arguments) -> None:
             torch.cuda.empty_cache()
         assert best is not None
         profile(best[0], best[2], arguments.rows)
-        time_convolutions(preset("strong", "atari/pong").agent.batch_size)
+        agent = preset("strong", "atari/pong").agent
+        assert isinstance(agent, RainbowConfig)
+        time_convolutions(agent)
     raise SystemExit(0 if right else 1)
 
 
