@@ -25,6 +25,7 @@ from drq.agents.sac import SAC
 from drq.config import EngineConfig
 from drq.engine import EngineSettings, FastBackend, Learner
 from drq.errors import UserError
+from drq.replay import Batch, Replay
 from repeat import arguments, folder, repeat
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
@@ -101,7 +102,16 @@ class Watch:
         for number in share.argsort(descending=True)[:SHOWN].tolist():
             seen = " ".join(f"{value:.1f}" for value in q[:, :, number].flatten().tolist())
             print(f"  {float(share[number]):4.0%} by one transition: Q of each critic's views {seen}, ", end="")
-            print(f"target {float(y[number]):.1f}, reward {float(batch.reward[number]):.2f}", flush=True)
+            print(f"target {float(y[number]):.1f}, reward {float(batch.reward[number]):.2f};", end=" ")
+            print(place(learner.replay, batch, number), flush=True)
+
+
+def place(replay: Replay, batch: Batch, number: int) -> str:
+    """Where in its episode a transition of the batch is, and how many have been stored since."""
+    assert batch.slots is not None
+    slot = int(batch.slots[number])
+    ago = (replay.streams[0].transitions_added - 1 - slot) % replay.stream_capacity
+    return f"agent step {int(replay.rings.places[slot, 1])} of its episode, {ago:,} ago"
 
 
 def apart(differences: Tensor) -> str:

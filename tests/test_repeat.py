@@ -80,7 +80,11 @@ def test_an_update_whose_loss_jumps_is_taken_apart(published: Path) -> None:
     assert len(jumps) == 2
     assert all(again == loss and float(exact) == pytest.approx(float(loss), rel=0.05) for loss, again, exact in jumps)
     assert [done.stdout.count(f"update {number}, as every 40th: loss ") for number in (40, 80)] == [1, 1]
-    assert done.stdout.count("by one transition") == 16
+    places = re.findall(r"by one transition: .* agent step (\d+) of its episode, (\d+) ago\n", done.stdout)
+    assert len(places) == 16
+    # Episodes have 50 agent steps, so that the two tell when the update was made.
+    for update in range(0, 16, 4):
+        assert len({(int(step) + int(ago)) % 50 for step, ago in places[update : update + 4]}) == 1
     cosines = re.findall(r"gradients by layer: (\S+) \(encoder.layers.\d.(?:weight|bias)\) and more", done.stdout)
     assert len(cosines) == 4
     assert min(map(float, cosines)) > 0.95
