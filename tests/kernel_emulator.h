@@ -198,6 +198,10 @@ static u16 rounded(float value) {
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
 }
 static u32 pack_bf16(float low, float high) { return rounded(low) | (u32)rounded(high) << 16; }
+static u32 same_halves(u32 a, u32 b) {
+    const u32 other = a ^ b;
+    return (other & 0xFFFFu ? 0 : 0xFFFFu) | (other >> 16 ? 0 : 0xFFFF0000u);
+}
 static float from_bf16(u16 bits) { return half_of(bits, 0); }
 static u32 relu_bf16(u32 pair) {
     const float low = half_of(pair, 0), high = half_of(pair, 1);

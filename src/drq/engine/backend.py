@@ -149,7 +149,7 @@ class FastBackend(Backend):
         for encoder in encoders if self.factors else ():  # what convolves and does more, for every size in it
             image = torch.zeros(1, *replay.spec.observation_shape, dtype=torch.uint8, device=self.device)
             with torch.no_grad():
-                kernels.compile_together(functools.partial(encoder, image))
+                kernels.compile_together(functools.partial(_launch_all, encoder, image))
         for _, begun in self._augmentations if replay.spec.pixels else ():
             if begun is not None:
                 kernels.stacked_kernel(
@@ -372,6 +372,15 @@ def _parameters(encoder: Encoder) -> tuple[list[Tensor], list[Tensor]]:
     assert isinstance(encoder, PixelEncoder)
     convolutions = [layer for layer in encoder.layers if isinstance(layer, nn.Conv2d)]
     return [layer.weight for layer in convolutions], [layer.bias for layer in convolutions if layer.bias is not None]
+
+
+def _launch_all(encoder: PixelEncoder, image: Tensor) -> None:
+    """What an encoder launches, and the first layer for its gradient."""
+    encoder(image)
+    first = encoder.layers[0]
+    assert isinstance(first, Convolution)
+    if first.pool:
+        kernels.conv_pool_gradient_kernels(first.weight.bfloat16(), *image.shape[2:])
 
 
 def lay_out(agent: Agent) -> None:

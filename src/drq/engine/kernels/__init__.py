@@ -11,7 +11,7 @@ by the NVRTC inside PyTorch; `reference` is the same in plain PyTorch. `benchmar
 
 from .activation import bias_kernels, bias_pool, bias_relu
 from .adam import Adam, adam_kernels
-from .conv_pool import conv_pool, conv_pool_suits
+from .conv_pool import conv_pool, conv_pool_gradient_kernels, conv_pool_suits
 from .conv_same import conv_same, conv_same_suits
 from .encoder import encode_views, encode_views_two, prepare, supported
 from .gathering import MOST_VIEWS, stacked_kernel, stacked_views, transitions, transitions_kernel
@@ -30,6 +30,7 @@ __all__ = [
     "bias_relu",
     "compile_together",
     "conv_pool",
+    "conv_pool_gradient_kernels",
     "conv_pool_suits",
     "conv_same",
     "conv_same_suits",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import runtime
 from .activation import _bias_pool_gradient, _new, _pixels, _readable
+from .conv_pool_weight import _conv_pool_weight, conv_pool_weight_kernels, conv_pool_weight_suits
 
 WARPS, BLOCKS, ROWS = 8, 2, 2
 """Of a block; blocks of a multiprocessor that the registers must suffice for; output rows that a block makes at a
@@ -55,6 +56,13 @@ def conv_pool_kernel(weight: Tensor, height: int, width: int) -> runtime.Launcha
     return runtime.kernel("conv_pool", ("primitives.cuh", "conv_pool.cu"), defines, WARPS * 32, shared)
 
 
+def conv_pool_gradient_kernels(weight: Tensor, height: int, width: int) -> None:
+    """Compiles, unless that is done, those that differentiate `conv_pool` where `x` wants no gradient."""
+    out, channels = weight.shape[:2]
+    if conv_pool_suits(weight, height, width) and conv_pool_weight_suits(channels, out, height, width):
+        conv_pool_weight_kernels(out, height, width)
+
+
 def _shared_bytes(channels: int, out: int, width: int) -> int:
     view = (2 * ROWS + 3) * (width + 2) * channels * 2
     pixels = (2 * ROWS + 1) * width
@@ -93,6 +101,8 @@ def _differentiate(ctx: Any, gradient: Tensor | None, _: None) -> tuple[Tensor |
     if gradient is None:
         return None, None, None
     x, weight, place = ctx.saved_tensors
+    if not ctx.needs_input_grad[0] and conv_pool_weight_suits(x.shape[1], gradient.shape[1], *x.shape[2:]):
+        return None, *_conv_pool_weight(gradient, place, x)
     of_convolved = _bias_pool_gradient(gradient, place, *x.shape[2:])
     once, wanted = [1, 1], [*ctx.needs_input_grad[:2], False]
     of_x, of_weight, _ = torch.ops.aten.convolution_backward(

@@ -113,6 +113,13 @@ __device__ __forceinline__ u32 relu_bf16(u32 pair) {
     return r;
 }
 
+// All bits of each half in which two words are the same, for halves that are whole numbers below 1,024.
+__device__ __forceinline__ u32 same_halves(u32 a, u32 b) {
+    u32 r;
+    asm("set.eq.u32.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
 __device__ __forceinline__ float from_bf16(u16 bits) { return __uint_as_float((u32)bits << 16); }
 
 // Two bytes as bfloat16 (exact), the first in the low half. 2^23 + byte is the float with bits 0x4B0000xx.
