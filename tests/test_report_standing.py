@@ -221,8 +221,10 @@ def test_other_settings_than_the_published_ones_are_not_compared(tmp_path: Path)
     begun.write_text(json.dumps(record))
     theirs = write_table(tmp_path / "t.csv", [("walker_walk", 1, 100_000, 5, "Theirs")])
     assert standing_tables(runs_of(tmp_path, theirs)) == []
-    fake_run(tmp_path / "f", seed=2, env={"render": "paper"})  # how it is drawn does not count
-    assert len(standing_tables(runs_of(tmp_path / "f"))) == 2
+    for changed in ({"render": "paper"}, {"physics": "paper"}):  # how it is drawn does not count, nor whose simulator
+        folder = tmp_path / "_".join(changed)
+        fake_run(folder, seed=2, env=changed)
+        assert len(standing_tables(runs_of(folder))) == 2
 
 
 def test_what_takes_a_departure_of_strong_back_is_compared_too(tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ def make(task: str, config: EnvConfig, action_repeat: int) -> Environment:
         raise UserError(f"{flags} are for gym tasks, not {task}: leave them out.")
     if not FAMILIES[family].has_game_settings and (config.no_op_steps or config.zero_stack):
         raise UserError(f"--env.no-op-steps and --env.zero-stack are for Atari games, not {task}: leave them out.")
+    if not FAMILIES[family].has_suite_settings and config.physics != "current":
+        raise UserError(f"--env.physics {config.physics} is for the control suite, not {task}: leave it out.")
     with _constructing(task):
         return FAMILIES[family].load().make(name, config, action_repeat)
 
@@ -89,7 +91,7 @@ def make_group(task: str, config: EnvConfig, action_repeat: int, count: int) -> 
 def choose_render(task: str, config: EnvConfig, rays: Literal["ray", "cuda"] | None) -> Render:
     """What `--env.render auto` is for a task. `rays`: how this machine casts them, if it shall rather than OpenGL."""
     family, name = split_task(check_task(task))
-    if not FAMILIES[family].has_render_setting:
+    if not FAMILIES[family].has_suite_settings:
         return "fast"  # it has one way to draw
     from drq.envs import dmc
 

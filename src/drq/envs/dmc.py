@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from drq.config import EnvConfig, Render
 from drq.envs.cameras import FAST_SHADOW_SIZE, Camera, TiledCamera
+from drq.envs.capsules import LOADING, lighten
 from drq.envs.episode import VIDEO_SIZE, ActionRange, EnvStep, SteppedEnvironment, limit_agent_steps, limit_env_steps
 from drq.envs.protocol import Action, EnvSpec, Frame
 from drq.envs.raycast import RayCamera, Scene, compiler, draw, require_compiler
@@ -111,8 +112,11 @@ class ControlSuite:
     def __init__(self, domain: str, task: str, config: EnvConfig) -> None:
         with mujoco_imports():
             from dm_control import suite
-        self._env: Any = suite.load(domain, task, task_kwargs={"random": _MODEL_SEED})
-        self._physics = self._env.physics
+        with LOADING:
+            self._env: Any = suite.load(domain, task, task_kwargs={"random": _MODEL_SEED})
+            self._physics = self._env.physics
+            if config.physics == "paper":
+                lighten(self._physics, f"dmc/{domain}-{task}")
         _without_own_contexts(self._physics)
         self._pixels = config.observation == "pixels"
         self._size = config.image_size

@@ -71,8 +71,8 @@ class Family:
     """How pictures of another size than the agent sees are made smaller."""
     of_the_users: bool = False
     """Whether its environments are users' own: they take arguments, wrappers and a choice of images."""
-    has_render_setting: bool = False
-    """Whether `--env.render` changes its pictures."""
+    has_suite_settings: bool = False
+    """Whether `--env.render` changes its pictures, and `--env.physics` what its simulator does."""
     has_game_settings: bool = False
     """Whether `--env.no-op-steps` and `--env.zero-stack` are for it."""
     packages: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ _ROWS = (
         group_module="drq.envs.dmc_group",
         action_kind="continuous",
         action_repeat=2,
-        has_render_setting=True,
+        has_suite_settings=True,
         # On an H200 under MPS one run, drawn by CUDA, makes 345 updates/s, four 414 together.
         runs_per_gpu=4,
         packages=("mujoco", "dm_control"),

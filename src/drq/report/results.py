@@ -337,7 +337,7 @@ def _mixed_drawing(runs: list[RunResult]) -> list[str]:
     """Seeds of a task that are averaged although their images were not drawn in the same way."""
     ways: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for run in runs:
-        if run.ours and family_of(run.task).has_render_setting and not run.from_state:
+        if run.ours and family_of(run.task).has_suite_settings and not run.from_state:
             # Runs of earlier versions, which name none, had one way. Rays give the same pixels on either device.
             way = str(run.config.get("env", {}).get("render", "fast"))
             ways[run.benchmark.title, run.system][run.task].add("ray or cuda" if way in ("ray", "cuda") else way)

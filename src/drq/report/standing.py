@@ -176,14 +176,16 @@ def _return(run: RunResult, budget: int) -> float | None:
 def _has_published_settings(run: RunResult) -> bool:
     """A run from scratch of an agent, environment and replay as its preset has them, however drawn or computed.
 
-    Where `strong` departs from the published code and a setting takes that back (docs/atari.md), both ways count.
+    Limbs of today's weight and of the paper's time count alike, as tables of others do not say which they had. Where
+    `strong` departs from the published code and a setting takes that back (docs/atari.md), both ways count.
     """
     try:
         config = resolved(config_from_json(run.config))
         published = preset_values(config.preset, config.task)
     except UserError:  # somebody's CSV, or a preset or an agent that is not ours
         return False
-    agent, env = config.agent, dataclasses.replace(config.env, render=published.env.render)
+    agent, theirs = config.agent, published.env
+    env = dataclasses.replace(config.env, render=theirs.render, physics=theirs.physics)
     if isinstance(agent, RainbowConfig):
         agent = dataclasses.replace(agent, prioritised=True, early_bootstrap=False)
         env = dataclasses.replace(env, no_op_steps=False, zero_stack=False)

@@ -154,7 +154,7 @@ def measure(
             attempt(f"acting on {count}", report.acting, measure_acting, plan.reference, engine, count, calls)
     if "environments" in wanted:
         for task, config in plan.environments:
-            what = f"{task} {config.render}" if family_of(task).has_render_setting else task
+            what = f"{task} {config.render}" if family_of(task).has_suite_settings else task
             blocks = ENVIRONMENT_BLOCKS, plan.environment_block_seconds
             attempt(what, report.environments, measure_environment, task, config, *blocks)
     if "growth" in wanted:

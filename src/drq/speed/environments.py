@@ -40,7 +40,7 @@ def measure_environment(task: str, config: EnvConfig, blocks: int, block_seconds
         rate = statistics.median(rates)
         return EnvironmentSpeed(
             task=task,
-            render=config.render if envs.family_of(task).has_render_setting else "",
+            render=config.render if envs.family_of(task).has_suite_settings else "",
             agent_steps_per_second=rate,
             env_steps_per_second=rate * env.spec.action_repeat,
             frames_per_second=statistics.median(drawn) or None,
