@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,21 @@ def test_what_has_none_is_refused() -> None:
         make("dmc/dog-walk", THEN, 1)
     with pytest.raises(UserError, match=r"--env\.physics paper is for the control suite, not toy/reach: leave it out"):
         make("toy/reach", EnvConfig(physics="paper"), 1)
+
+
+def test_the_page_says_how_much_heavier_limbs_are_now() -> None:
+    page = (Path(__file__).parent.parent / "docs/fidelity.md").read_text().partition("## The weight of limbs")[2]
+    rows = re.findall(r"^\| (\w+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+)[^|]*\|$", page, flags=re.M)
+    tasks = {"finger": "spin", "walker": "walk", "hopper": "hop", "ball_in_cup": "catch"}
+    tasks |= {"reacher": "easy", "cheetah": "run", "cartpole": "swingup"}
+    assert [domain for domain, *_ in rows] == list(tasks)
+    for domain, *told in rows:
+        now, then = (model(f"{domain}-{tasks[domain]}", config) for config in (STATE, THEN))
+        most = [
+            float(np.max(getattr(now, field)[first:] / getattr(then, field)[first:]))
+            for field, first in (("body_mass", 1), ("body_inertia", 1), ("dof_M0", 0))
+        ]
+        assert [f"{ratio:.2f}" for ratio in most] == told
+    for unchanged in ("pendulum-swingup", "swimmer-swimmer6", "fish-swim", "point_mass-easy", "lqr-lqr_2_1"):
+        now, then = (model(unchanged, config) for config in (STATE, THEN))
+        np.testing.assert_allclose(now.dof_M0, then.dof_M0, rtol=1e-9)

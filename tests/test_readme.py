@@ -207,8 +207,10 @@ def test_walkers_fall_as_counted(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     fallen = {run.removeprefix("results/") for run, how in counted.items() if how == "fell"}
     large = {f"dreamer/dmc-walker-{task}/drq/seed-1" for task in ("run", "stand")}
     small = {f"versions/dmc-walker-walk/k2-m2/seed-{seed}" for seed in (1, 2)}
-    assert fallen == large | small | {"walker-falls/dmc-walker-walk/k2-m2/seed-3"}
-    assert [sum(run.split("/")[-2] == label for run in counted) for label in ("drq", "k2-m2")] == [7, 8]
+    more = {"k2-m2/seed-3", "k2-m2-tf32/seed-4", "k1-m1/seed-6"}
+    assert fallen == large | small | {f"walker-falls/dmc-walker-walk/{run}" for run in more}
+    labels = "drq", "k1-m1", "k2-m1", "k2-m2", "k2-m2-tf32"
+    assert [sum(run.split("/")[-2] == label for run in counted) for label in labels] == [7, 8, 2, 8, 4]
 
 
 def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
