@@ -7,7 +7,7 @@
 First captured updates with our kernels are held against eager ones of plain PyTorch, from the same start with the same
 random numbers. Then updates are timed: blocks of so many as fill 0.2 s, the wall clock from a waited-for device to the
 next, the median of five. Last, the kernels of the fastest way by the time they take, and in how many blocks, and each
-convolution by itself as cuDNN does it: by rule, as here, and chosen by timing.
+convolution by itself as cuDNN does it: by rule, as here, and chosen by timing. The first is ours, with its pool.
 """
 
 from __future__ import annotations
@@ -264,6 +264,23 @@ def time_convolutions(agent: RainbowConfig) -> None:
             how = "by timing" if by_timing else "by rule"
             name = f"{times} x {layer.channels} to {layer.out} at {layer.size}, {how}"
             print(f"{name:43}{told}", flush=True)
+    time_first_layer(batch, next(iter(layers)))
+
+
+def time_first_layer(batch: int, layer: Layer) -> None:
+    """With its bias and pool, by the kernels of the engine."""
+    of_type: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+    x = torch.randint(256, (batch, layer.channels, layer.size, layer.size), device="cuda").to(**of_type)
+    weight, bias = torch.randn(layer.out, layer.channels, 3, 3, **of_type) / 255, torch.zeros(layer.out, device="cuda")
+    x, weight = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, weight))
+    out, place = torch.ops.drq.conv_pool(x, weight, bias)
+    gradient = torch.randn_like(out)
+    ways = (
+        functools.partial(torch.ops.drq.conv_pool, x, weight, bias),
+        functools.partial(torch.ops.drq.conv_pool_weight, gradient, place, x),
+    )
+    forward, of_weight = (f"{microseconds(way):.1f}" for way in ways)
+    print(f"{'the first with bias and pool, our kernels':43}{forward:>18}{'':18}{of_weight:>18}")
 
 
 def main(arguments: Arguments) -> None:

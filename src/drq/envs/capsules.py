@@ -22,6 +22,8 @@ LOADING = Lock()
 _OF_BODIES = "body_mass", "body_inertia", "body_ipos", "body_iquat"
 _SEEN = "extent", "center", "meansize"
 """Statistics of a model that drawing depends on."""
+_LIGHT: dict[str, Any] = {}
+"""Models as they were then, by task."""
 
 
 def lighten(physics: Any, task: str) -> None:
@@ -29,9 +31,10 @@ def lighten(physics: Any, task: str) -> None:
     from mujoco import MjData, mj_setConst
 
     model = physics.model.ptr
-    light = _compiled_as_then(physics, task)
+    if task not in _LIGHT:  # an evaluation has ten of one task
+        _LIGHT[task] = _compiled_as_then(physics, task)
     for name in _OF_BODIES:
-        getattr(model, name)[:] = getattr(light, name)
+        getattr(model, name)[:] = getattr(_LIGHT[task], name)
     # What follows from them. It also works out anew what the model's file says of its size.
     seen = {name: np.copy(getattr(model.stat, name)) for name in _SEEN}
     mj_setConst(model, MjData(model))
