@@ -34,8 +34,7 @@ class EnvConfig:
     """Control suite: `paper` is dm_control's own pixels, `fast` those with a smaller shadow map, `ray` needs no OpenGL.
     `cuda` is `ray` inside the GPU's program; `auto` the fastest that this machine has (docs/fidelity.md)."""
     physics: Literal["current", "paper"] = "current"
-    """Control suite: `paper` makes limbs as light as MuJoCo made them when the published curves were recorded
-    (docs/fidelity.md)."""
+    """Control suite: with `paper` limbs weigh what MuJoCo made of them in the paper's time (docs/fidelity.md)."""
     no_op_steps: bool = False
     """Atari: a game begins with 0 to 29 agent steps, not 0 to 30 frames, of no action, as in much published code."""
     zero_stack: bool = False
