@@ -57,7 +57,7 @@ def conv_pool_weight_kernels(out: int, height: int, width: int) -> tuple[runtime
 
 
 def _of_a_warp(out: int) -> int:
-    return next(outputs for outputs in (OUTPUTS, OUTPUTS // 2, 16) if out % outputs == 0)
+    return 16 if out % OUTPUTS else OUTPUTS
 
 
 def _pitch(width: int) -> int:
