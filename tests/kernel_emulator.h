@@ -113,6 +113,7 @@ static u32 shared_base() { return 0; }
 static Vec4 load_shared(u32 address) { return *(Vec4*)at(address, 16); }
 static void store_shared(u32 address, const Vec4& value) { memcpy(at(address, 16), &value, 16); }
 static void store_shared_u16(u32 address, u16 value) { memcpy(at(address, 2), &value, 2); }
+static u16 load_shared_u16(u32 address) { return *(u16*)at(address, 2); }
 static u32 load_shared_word(u32 address) { return *(u32*)at(address, 4); }
 static void store_shared_word(u32 address, u32 value) { memcpy(at(address, 4), &value, 4); }
 static u32 load_shared_u8(u32 address) { return *at(address, 1); }
@@ -189,6 +190,25 @@ static void multiply_add(float (&d)[4], const Vec4& a, u32 b0, u32 b1) {
         }
     }
     warp_barrier();
+}
+
+static void prepare_barriers(u32 barriers, int count) { at(barriers + count * 8 - 8, 8); }
+static void fetch_block(u32 to, const void* from, int bytes, u32 barrier) {
+    if (to % 128 || (uintptr_t)from % 16 || bytes % 16) fail("bad block");
+    for (int i = threadIdx.x * 16; i < bytes; i += fibers.size() * 16) copy_async(to + i, (const u8*)from + i, true);
+    copy_commit();
+}
+template <int pending> void wait_for_block(u32 barrier, int round) { copy_wait<pending>(); }
+static void begin_products() {}
+static void end_products() {}
+static void wait_for_products() {}
+template <int BLOCKS_OF_8> void multiply_wide(float (&d)[BLOCKS_OF_8][4], const Vec4& a, u32 factors) {
+    for (int j = 0; j < BLOCKS_OF_8; ++j) {
+        u32 b[2];
+        for (int half = 0; half < 2; ++half)
+            b[half] = *(u32*)at(factors + ((half * BLOCKS_OF_8 + j) * 8 + current % 32 / 4) * 16 + current % 4 * 4, 4);
+        multiply_add(d[j], a, b[0], b[1]);
+    }
 }
 
 static u16 rounded(float value) {

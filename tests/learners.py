@@ -86,8 +86,9 @@ def emulate(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> list[str]:
 def gradients_of(learner: Learner) -> dict[str, torch.Tensor]:
     """What an update has found for all that it trains."""
     learner.update()
-    parameters = learner.agent.modules.named_parameters()
-    return {name: parameter.grad.double().cpu() for name, parameter in parameters if parameter.grad is not None}
+    rounded = learner.backend.rounded
+    given = ((name, rounded.get(p, p).grad) for name, p in learner.agent.modules.named_parameters())
+    return {name: gradient.double().cpu() for name, gradient in given if gradient is not None}
 
 
 def assert_same_gradients(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], *, within: float) -> None:

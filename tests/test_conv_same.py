@@ -1,4 +1,4 @@
-"""Convolutions of 64 channels with what stands around them against plain PyTorch: on a GPU, and emulated on the
+"""Convolutions of 64 and 128 channels with what stands around them against plain PyTorch: on a GPU, and emulated on the
 CPU."""
 
 from __future__ import annotations
@@ -11,134 +11,145 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from drq.engine import EngineSettings, FastBackend
 from drq.engine.kernels import runtime
-from drq.engine.kernels.conv_same import _conv_same, conv_same, conv_same_suits
-from drq.networks import PixelEncoder
+from drq.engine.kernels.conv_same import BlockSize, Weights, block_size, conv_same_suits, convolve
+from drq.engine.kernels.many import Packing, packed
 
 Switches = tuple[str, ...]
 ALONE: Switches = ()
 FIRST: Switches = ("relu_first", "bias", "relu")
 SECOND: Switches = ("bias", "plus")
+BACK: Switches = ("gate", "sums", "turned")
+BACK_TO_BEGINNING: Switches = (*BACK, "plus")
 """Of a residual block."""
 
 
-def inputs(device: str, shape: tuple[int, ...], outputs: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, weight, bias, plus: whole numbers, few of them not zero, so that what comes out is exact in bfloat16."""
-    torch.manual_seed(0)
-    x, plus = torch.randint(-2, 3, shape), torch.randint(-4, 5, (shape[0], outputs, *shape[2:]))
-    weight = torch.randint(-1, 2, (outputs, shape[1], 3, 3)) * (torch.rand(outputs, shape[1], 3, 3) < 0.1)
-    of_type: dict[str, Any] = {"device": device, "dtype": torch.bfloat16, "memory_format": torch.channels_last}
-    x, weight, plus = x.to(**of_type), weight.to(**of_type), plus.to(**of_type)
-    return x, weight, torch.randint(-3, 4, (outputs,), device=device).float(), plus
+class Inputs:
+    """Whole numbers, few of them not zero, so that what comes out is exact in bfloat16."""
+
+    def __init__(self, device: str, images: int, channels: int, outputs: int, size: tuple[int, int]) -> None:
+        torch.manual_seed(0)
+        of_type: dict[str, Any] = {"device": device, "dtype": torch.bfloat16, "memory_format": torch.channels_last}
+        self.x = torch.randint(-2, 3, (images, channels, *size)).to(**of_type)
+        self.gate, self.plus = (torch.randint(-4, 5, (images, outputs, *size)).to(**of_type) for _ in range(2))
+        few = torch.rand(2, outputs, channels, 3, 3) < 0.05
+        self.weights = [each.to(**of_type) for each in torch.randint(-1, 2, few.shape) * few]
+        self.biases = torch.randint(-3, 4, (2, outputs), device=device).float()
+
+    def packed(self, switches: Switches) -> list[Weights]:
+        outputs, channels = self.weights[0].shape[:2]
+        block = block_size(channels, outputs, *self.x.shape[2:]).channels
+        weights, back = self.weights, "turned" in switches
+        if back:  # given as they are on the way there
+            weights = [w.flip(2, 3).transpose(0, 1).contiguous(memory_format=torch.channels_last) for w in weights]
+        found = packed([Packing(weight, block, back) for weight in weights])
+        biases = list(self.biases) if "bias" in switches else [None, None]
+        return [Weights(*pair) for pair in zip(found, biases, strict=True)]
+
+    def expected(self, switches: Switches, of_first: int) -> Tensor:
+        x = F.relu(self.x.double()) if "relu_first" in switches else self.x.double()
+        parts = zip((x[:of_first], x[of_first:]), self.weights, self.biases, strict=True)
+        biased = 1 if "bias" in switches else 0
+        found = torch.cat([F.conv2d(p, w.double(), b.double() * biased, padding=1) for p, w, b in parts]).round()
+        if "relu" in switches:
+            found = F.relu(found)
+        if "gate" in switches:
+            found = found * (self.gate > 0)
+        if "plus" in switches:
+            found = found + self.plus.double()
+        assert float(found.abs().max()) <= 256  # what bfloat16 holds exactly
+        return found
 
 
-def assert_same(x: Tensor, weight: Tensor, bias: Tensor, plus: Tensor, switches: Switches) -> None:
-    relu_first, relu = "relu_first" in switches, "relu" in switches
-    expected = F.conv2d(F.relu(x.double()) if relu_first else x.double(), weight.double(), padding=1).round()
-    if "bias" in switches:
-        expected = expected + bias.double()[:, None, None]
-    if relu:
-        expected = F.relu(expected)
-    if "plus" in switches:
-        expected = expected + plus.double()
-    assert float(expected.abs().max()) <= 256  # what bfloat16 holds exactly
-    asked = bias if "bias" in switches else None, plus if "plus" in switches else None
-    found = conv_same(x, weight, *asked, relu_first=relu_first, relu=relu)
-    assert found.dtype == torch.bfloat16
-    assert found.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(found.double(), expected)
+def assert_same(given: Inputs, switches: Switches, of_first: int) -> None:
+    out, expected = torch.empty_like(given.gate), given.expected(switches, of_first)
+    around = {name: getattr(given, name) for name in ("gate", "plus") if name in switches}
+    asked: dict[str, Any] = {name: True for name in ("relu_first", "relu", "sums") if name in switches}
+    sums = convolve(given.x, out, *given.packed(switches), of_first, **around, **asked)
+    assert torch.equal(out.double(), expected)
+    assert (sums is None) == ("sums" not in switches)
+    if sums is not None:
+        assert torch.equal(sums.double().sum(0), expected.sum((0, 2, 3)))
 
 
-# Blocks begin and end within rows and images, and hold more than one image.
+# Blocks begin and end within rows and images, and hold more than one image; both networks' images, or one's.
 @pytest.mark.parametrize(
-    ("shape", "outputs", "switches"),
+    ("images", "channels", "outputs", "size", "of_first", "switches"),
     [
-        ((1, 64, 3, 2), 64, FIRST),
-        ((7, 64, 5, 7), 64, SECOND),
-        ((3, 64, 9, 8), 128, SECOND),
-        ((2, 64, 15, 15), 128, ALONE),
-        ((2, 64, 11, 12), 64, FIRST),
+        (1, 64, 64, (3, 2), 1, FIRST),
+        (7, 64, 64, (5, 7), 3, SECOND),
+        (3, 64, 128, (9, 8), 2, ALONE),
+        (2, 128, 128, (15, 14), 1, BACK),
+        (2, 128, 64, (15, 15), 2, BACK_TO_BEGINNING),
+        (5, 64, 64, (15, 14), 4, BACK_TO_BEGINNING),
+        (2, 64, 128, (14, 15), 0, FIRST),
     ],
     ids=str,
 )
-def test_output(kernel_device: str, shape: tuple[int, ...], outputs: int, switches: Switches) -> None:
-    assert_same(*inputs(kernel_device, shape, outputs), switches)
+def test_output(
+    kernel_device: str,
+    images: int,
+    channels: int,
+    outputs: int,
+    size: tuple[int, int],
+    of_first: int,
+    switches: Switches,
+) -> None:
+    assert_same(Inputs(kernel_device, images, channels, outputs, size), switches, of_first)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("images", [1, 32])
-@pytest.mark.parametrize("outputs", [64, 128])
-def test_batches_of_a_real_size(images: int, outputs: int) -> None:
-    tensors = inputs("cuda", (images, 64, 42, 42), outputs)
-    for switches in (ALONE, FIRST, SECOND):
-        assert_same(*tensors, switches)
+@pytest.mark.parametrize(
+    ("channels", "outputs", "side"), [(64, 64, 42), (64, 128, 42), (128, 64, 42), (128, 128, 21), (128, 128, 11)]
+)
+def test_batches_of_a_real_size(channels: int, outputs: int, side: int) -> None:
+    for images, of_first in ((1, 1), (96, 64), (32, 32)):
+        given = Inputs("cuda", images, channels, outputs, (side, side))
+        for switches in (ALONE, FIRST, SECOND, BACK, BACK_TO_BEGINNING):
+            assert_same(given, switches, of_first)
+
+
+@pytest.mark.parametrize("tiles", [BlockSize(1, 128, 3), BlockSize(3, 64, 4), BlockSize(2, 64, 5)], ids=str)
+def test_any_block_size(kernel_device: str, tiles: BlockSize, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (importlib.import_module("drq.engine.kernels.conv_same"), importlib.import_module(__name__)):
+        monkeypatch.setattr(module, "block_size", lambda *_: tiles)
+    assert_same(Inputs(kernel_device, 3, 64, 128, (9, 11)), BACK_TO_BEGINNING, 1)
 
 
 def test_rounded_as_when_all_is_written_out(kernel_device: str) -> None:
-    x, plus = (torch.randn(2, 64, 4, 4, device=kernel_device).bfloat16() for _ in range(2))
-    weight = torch.randn(64, 64, 3, 3, device=kernel_device).bfloat16() / 16
-    bias = torch.randn(64, device=kernel_device)
+    given = Inputs(kernel_device, 2, 64, 64, (4, 4))
+    given.x, given.plus, given.weights[0] = (torch.randn_like(t) for t in (given.x, given.plus, given.weights[0]))
+    given.weights[0] /= 16
+    x, weight, bias, plus = given.x, given.weights[0], given.biases[0].normal_(), given.plus
+    out = torch.empty_like(plus)
     first = F.conv2d(F.relu(x).double(), weight.double(), padding=1).bfloat16()
     expected = F.relu((first.float() + bias[:, None, None]).bfloat16())
     # A sum that is rounded otherwise once in a while: the last digit, before what is added may make it smaller.
-    torch.testing.assert_close(conv_same(x, weight, bias, relu_first=True, relu=True), expected, rtol=2**-7, atol=2**-5)
+    convolve(x, out, given.packed(FIRST)[0], relu_first=True, relu=True)
+    torch.testing.assert_close(out, expected, rtol=2**-7, atol=2**-5)
     second = F.conv2d(x.double(), weight.double(), padding=1).bfloat16()
     expected = plus + (second + bias.bfloat16()[:, None, None])
-    torch.testing.assert_close(conv_same(x, weight, bias, plus), expected, rtol=2**-7, atol=2**-5)
+    convolve(x, out, given.packed(SECOND)[0], plus=plus)
+    torch.testing.assert_close(out, expected, rtol=2**-7, atol=2**-5)
 
 
 def test_nans_and_infinities_stay_visible(kernel_device: str) -> None:
-    x, weight, bias, plus = inputs(kernel_device, (1, 64, 4, 4), 64)
-    weight.fill_(1)
-    x[0, 3, 0, 0], bias[5], plus[0, 7, 3, 3] = torch.nan, torch.inf, -torch.inf
-    for found in (conv_same(x, weight, bias, relu_first=True, relu=True), conv_same(x, weight, bias, plus)):
+    given = Inputs(kernel_device, 1, 64, 64, (4, 4))
+    given.weights[0].fill_(1)
+    given.x[0, 3, 0, 0], given.biases[0, 5], given.plus[0, 7, 3, 3] = torch.nan, torch.inf, -torch.inf
+    for switches in (FIRST, SECOND):
+        found = torch.empty_like(given.plus)
+        plus = given.plus if "plus" in switches else None
+        convolve(given.x, found, given.packed(switches)[0], plus=plus, relu_first=plus is None, relu=plus is None)
         assert found[0, 0].isnan().nonzero().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
         assert bool((found[0, 5, 2:] == torch.inf).all())
     assert found[0, 7, 3, 3] == -torch.inf
 
 
-def test_inside_compiled_code_and_by_the_rules_of_pytorch(kernel_device: str) -> None:
-    x, weight, bias, plus = inputs(kernel_device, (2, 64, 4, 4), 64)
-
-    @torch.no_grad()
-    def block(x: Tensor, plus: Tensor) -> Tensor:
-        return conv_same(conv_same(x, weight, bias, relu_first=True, relu=True), weight, bias, plus) * 2
-
-    found = torch.compile(block, backend="aot_eager", fullgraph=True)(x.requires_grad_(), plus)
-    expected = block(x, plus)
-    assert torch.equal(found, expected)
-    assert found.stride() == expected.stride()
-    torch.library.opcheck(_conv_same, (x.detach(), weight, bias, plus, False, False))
-
-
-def test_a_residual_block_without_gradient_is_two_launches(kernel_device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = EngineSettings(torch.device(kernel_device), "bf16", False, False, kernels=True, eval_process=False)
-    backend = FastBackend(settings)
-    block = PixelEncoder("impala-same", (4, 8, 8), backend, width=4).layers[2].to(kernel_device)
-    backend.kernels = True
-    x = torch.randn(2, 64, 4, 4, device=kernel_device).bfloat16()
-    # Its function has the module's name.
-    monkeypatch.setattr(importlib.import_module("drq.engine.kernels.conv_same"), "LEAST_PIXELS", 16)
-    expected = block(x)  # with a gradient: by PyTorch and bias_relu
-    kernel, launched = runtime.kernel, []
-    monkeypatch.setattr(runtime, "kernel", lambda name, *rest: launched.append(name) or kernel(name, *rest))
-    with torch.no_grad():
-        found = block(x)
-        assert launched == ["conv_same"] * 2
-        assert torch.equal(torch.compile(block, backend="aot_eager", fullgraph=True)(x), found)
-    torch.testing.assert_close(found, expected, rtol=2**-6, atol=2**-5)
-    assert not torch.equal(found, x)
-
-
-def test_what_it_does_not_suit_is_refused() -> None:
-    x, weight, bias, plus = inputs("cpu", (1, 64, 4, 4), 64)
-    for wrong in ((x.float(), weight), (x[:, :32], weight), (x, weight, bias[1:]), (x, weight, bias, plus[:, :, 1:])):
-        with pytest.raises(ValueError, match="conv_same does not suit"):
-            conv_same(*wrong)
-    assert conv_same_suits(weight, 84, 84)
-    assert not conv_same_suits(weight, 84, 500)
-    assert not conv_same_suits(weight, 21, 21)
-    assert not conv_same_suits(weight.float(), 84, 84)
-    for shape in ((64, 32, 3, 3), (64, 128, 3, 3), (32, 64, 3, 3), (64, 64, 5, 5)):
-        assert not conv_same_suits(weight.new_zeros(shape), 84, 84)
+def test_what_it_suits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for shared, suits in ((227, True), (99, False)):
+        monkeypatch.setattr(runtime, "shared_bytes_per_block", lambda: shared * 1024)  # noqa: B023
+        assert conv_same_suits(128, 128, 21, 21) == suits
+        assert conv_same_suits(64, 64, 42, 42)
+    for wrong in ((32, 64, 42, 42), (64, 32, 42, 42), (64, 64, 42, 500)):
+        assert not conv_same_suits(*wrong)

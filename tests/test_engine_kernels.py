@@ -10,7 +10,7 @@ import torch
 
 from drq.agents import Returns, make_agent
 from drq.backend import Backend
-from drq.config import AgentConfig, DQNConfig
+from drq.config import AgentConfig, DQNConfig, RainbowConfig
 from drq.engine import EngineSettings, FastBackend, Learner, kernels
 from drq.engine.kernels import encoder, runtime
 from drq.engine.staging import StagedStore
@@ -265,3 +265,24 @@ def test_captured_updates_follow_the_schedule_of_returns(use_kernels: Any) -> No
         assert distance(weights_after(eager, len(RETURNS)), weights_after(ours, len(RETURNS))) < 1e-4
         fill(eager.replay)
         fill(ours.replay)
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_gradients_of_a_residual_encoder(double: bool, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All passes of an update at once, of two networks that differ, from views to the gradients of every weight."""
+    spec = dataclasses.replace(GAME, frame_shape=(1, 20, 17))
+    agent = RainbowConfig(batch_size=6, hidden_dim=64, seed_steps=20, k=2, double=double, weight_decay=0.0)
+    plain = make_learner(spec, agent, PLAIN, "cpu")
+    emulate(monkeypatch, emulator.kernel)
+    monkeypatch.setattr(runtime, "shared_bytes_per_block", lambda: 227 * 1024)
+    monkeypatch.setattr(runtime, "compile_together", lambda _: None)
+    ours = make_learner(spec, agent, dataclasses.replace(EMULATED, precision="bf16"), "cpu")
+    asked = emulate(monkeypatch, emulator.kernel)
+    for learner in (plain, ours):
+        with torch.no_grad():  # as they are later in training
+            g = torch.Generator().manual_seed(0)
+            for weight in learner.agent.modules["target"].parameters():
+                weight.add_(0.01 * torch.randn(weight.shape, generator=g))
+    expected, found = gradients_of(plain), gradients_of(ours)
+    assert asked.count("conv_same") == 14 + 14
+    assert_same_gradients(found, expected, within=0.15)

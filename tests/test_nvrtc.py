@@ -22,10 +22,10 @@ from drq.networks.encoders import ENCODERS
 from drq.presets import PRESETS, configure
 from drq.speed.updates import spec_for
 
-SHARED = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
+SHARED = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90a": 227, "sm_100": 227, "sm_120": 99}
 """Architectures, and KiB of shared memory that a block may have there (CUDA C++ Programming Guide, "Compute
 Capabilities")."""
-THOROUGHLY, WELL = "sm_90", "sm_80"
+THOROUGHLY, WELL = "sm_90a", "sm_80"
 """Where all programs are compiled, and where those that differ in more than sizes. Elsewhere it is one of each kernel:
 compiling takes time."""
 REGISTERS = 65_536

@@ -122,11 +122,15 @@ def test_k_and_m_are_averages_over_views() -> None:
     agent, single = make(k=k, m=m), make()
     batch, draws = random_batch(0), agent.draw(torch.Generator().manual_seed(0))
     nu, nu_next = draws.nu.chunk(m), draws.nu_next.chunk(k)
-    targets = [single.targets(batch, draws._replace(nu_next=each)) for each in nu_next]
-    y = agent.targets(batch, draws)
+
+    def features(agent: Rainbow, **nu: Tensor) -> list[Tensor]:
+        return agent.features(batch, draws._replace(**nu))
+
+    targets = [single.targets(batch, *features(single, nu_next=each)[1:]) for each in nu_next]
+    y = agent.targets(batch, *features(agent)[1:])
     torch.testing.assert_close(y, sum(targets[1:], targets[0]) / k)
     assert float((targets[0] - targets[1]).abs().max()) > 1e-4
-    errors = [single.errors(single.predictions(batch, draws._replace(nu=each)), y) for each in nu]
+    errors = [single.errors(single.predictions(batch, features(single, nu=each)[0]), y) for each in nu]
     loss, per_transition, _ = agent.loss(batch, draws)
     torch.testing.assert_close(per_transition, sum(errors[1:], errors[0]).detach() / m)
     torch.testing.assert_close(loss, sum(error.mean() for error in errors) / m)

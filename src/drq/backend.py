@@ -50,6 +50,15 @@ Encoder = Callable[[Tensor], Tensor]
 """Observations to flat feature vectors."""
 
 
+class Pass(NamedTuple):
+    """Of views through an encoder."""
+
+    encoder: Encoder
+    views: Views
+    trained: bool
+    """Whether a gradient is wanted."""
+
+
 class Rings(NamedTuple):
     """What a replay keeps on its device."""
 
@@ -163,6 +172,15 @@ class Backend:
         """The features of the same views by two encoders, without gradient."""
         return self.encode(encoder, views), self.encode(other, views)
 
+    def encode_each(self, passes: Sequence[Pass]) -> list[Tensor]:
+        """The features of every pass of an update, which need nothing but the batch, the random numbers and the weights
+        as they were when it began: a GPU may compute them beside each other."""
+        found = []
+        for encoder, views, trained in passes:
+            with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
+                found.append(self.encode(encoder, views))
+        return found
+
     # Updates.
 
     def adam(
@@ -203,8 +221,8 @@ class Backend:
         return function(*args, **kwargs)
 
     def run_beside(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """`run` for a part of an update that needs nothing but the batch, the random numbers and the weights as they
-        were when the update began: a GPU may compute it beside what the update has done so far."""
+        """`run` for a part of an update that needs nothing but the batch, the random numbers, what `encode_each` gave,
+        and the weights as they were when the update began: a GPU may compute it beside what was launched since."""
         return function(*args, **kwargs)
 
     # The replay.

@@ -19,7 +19,7 @@ from drq.agents.exploration import EpsilonGreedy
 from drq.agents.protocol import Metrics, Returns, UpdateResult
 from drq.agents.schedules import Resets, exponentially, forget, shrink_and_perturb
 from drq.augment import parse
-from drq.backend import Average, Backend, Views
+from drq.backend import Average, Backend, Pass
 from drq.config import RainbowConfig
 from drq.envs.protocol import EnvSpec
 from drq.networks import PixelEncoder, StateEncoder, WideLinear, make_encoder, xavier_init
@@ -110,7 +110,8 @@ class Rainbow:
 
     @torch.no_grad()
     def act(self, obs: Tensor, noise: Tensor) -> Tensor:
-        return self.epsilon.choose(self._values(self._logits(self.acting, obs)), noise)
+        features = self.backend.encode(self.acting.encoder, obs)
+        return self.epsilon.choose(self._values(self.acting(features)), noise)
 
     def draw(self, generator: Generator) -> Transformations:
         c = self.config
@@ -142,41 +143,41 @@ class Rainbow:
 
     def loss(self, batch: Batch, draws: Transformations) -> tuple[Tensor, Tensor, Metrics]:
         """J_Q of Algorithm 1, each transition's error, and metrics."""
-        predicted = self.backend.run(self.predictions, batch, draws)
-        y = self.targets(batch, draws)
+        seen, *next_seen = self.features(batch, draws)
+        predicted = self.backend.run(self.predictions, batch, seen)
+        y = self.backend.run_beside(self.targets, batch, *next_seen)
         errors = self.backend.run(self.errors, predicted, y)
         loss, per_transition = regularize.loss(errors, batch)
         target_q = (y @ self.atoms if self.distributional else y).mean()
         return loss, per_transition, {"loss": loss.detach(), "target_q": target_q}
 
-    def predictions(self, batch: Batch, draws: Transformations) -> Tensor:
+    def features(self, batch: Batch, draws: Transformations) -> list[Tensor]:
+        """The online network's of f(s, ν), the target network's of f(s', ν'), and the online network's of the same,
+        which in double Q-learning chooses the next action: of M, K and K views."""
+        views, next_views = (
+            self.backend.run(self.backend.views, self.f, states, nu)
+            for states, nu in ((batch.obs, draws.nu), (batch.next_obs, draws.nu_next))
+        )
+        passes = [Pass(self.online.encoder, views, True), Pass(self.target.encoder, next_views, False)]
+        if self.config.double:
+            passes.append(Pass(self.online.encoder, next_views, False))
+        return self.backend.encode_each(passes)
+
+    def predictions(self, batch: Batch, features: Tensor) -> Tensor:
         """Logits of the return of f(s, ν), a of all views, [M * N, atoms]; or its value, [M * N]."""
-        views = self.backend.views(self.f, batch.obs, draws.nu)
-        logits = self._logits(self.online, views)
-        return self._at(logits, regularize.repeat(batch.action, self.config.m))
-
-    def targets(self, batch: Batch, draws: Transformations) -> Tensor:
-        """y of Algorithm 1, the mean over K views; double Q-learning lets the online network choose the next action."""
-        # Two parts, so that neither network waits for the other.
-        chosen_by = self.backend.run_beside(self.choosing_values, batch, draws) if self.config.double else None
-        rated = self.backend.run_beside(self.ratings, batch, draws)
-        return self.backend.run(self.target_of, batch, rated, chosen_by)
+        return self._at(self.online(features), regularize.repeat(batch.action, self.config.m))
 
     @torch.no_grad()
-    def choosing_values(self, batch: Batch, draws: Transformations) -> Tensor:
-        """Of the next actions in all views, [K * N, actions], by which double Q-learning chooses: the online
-        network's."""
-        return self._values(self._logits(self.online, self.backend.views(self.f, batch.next_obs, draws.nu_next)))
-
-    @torch.no_grad()
-    def ratings(self, batch: Batch, draws: Transformations) -> Tensor:
-        """The target network's logits of the next actions in all views, [K * N, actions, atoms]."""
-        return self._logits(self.target, self.backend.views(self.f, batch.next_obs, draws.nu_next))
+    def targets(self, batch: Batch, rated: Tensor, chosen_by: Tensor | None = None) -> Tensor:
+        """y of Algorithm 1, the mean over K views: what the target network makes of its features, of the best next
+        action by the online network's, or else by its own."""
+        ratings = self.target(rated)
+        return self.target_of(batch, ratings, None if chosen_by is None else self._values(self.online(chosen_by)))
 
     @torch.no_grad()
     def target_of(self, batch: Batch, rated: Tensor, chosen_by: Tensor | None) -> Tensor:
-        """The mean over K views of the projected distribution of the best next action, by these values or else its
-        own."""
+        """The mean over K views of the projected distribution of the best next action, by these values or else by the
+        ratings themselves."""
         best = (self._values(rated) if chosen_by is None else chosen_by).argmax(1)
         next_return = self._at(rated, best)
         if not self.distributional:
@@ -191,10 +192,6 @@ class Rainbow:
         if not self.distributional:
             return F.huber_loss(predicted, repeated, reduction="none")
         return F.cross_entropy(predicted, repeated, reduction="none")
-
-    def _logits(self, network: DistributionalNetwork, observations: Views) -> Tensor:
-        logits: Tensor = network(self.backend.encode(network.encoder, observations))
-        return logits
 
     def _values(self, logits: Tensor) -> Tensor:
         """Mean returns of all actions."""

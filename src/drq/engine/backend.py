@@ -21,14 +21,14 @@ from torch.optim import Optimizer
 
 from drq.agents.protocol import Agent
 from drq.augment import Augmentation, Compose, Intensity, NoAugmentation, RandomShift
-from drq.backend import Average, Backend, Encoder, Entry, Rings, StackedFrames, Views
+from drq.backend import Average, Backend, Encoder, Entry, Pass, Rings, StackedFrames, Views
 from drq.engine import kernels
 from drq.engine.adam import FusedAdam, descend
 from drq.engine.faults import in_words
 from drq.engine.graphs import SideStreams
 from drq.engine.settings import EngineSettings
 from drq.engine.staging import StagedStore
-from drq.networks.encoders import Convolution, PixelEncoder
+from drq.networks.encoders import PIXEL_VALUES, Convolution, PixelEncoder, flattened
 from drq.networks.heads import WideLinear
 from drq.replay import Batch, Replay, UniformSampler
 
@@ -76,6 +76,8 @@ class FastBackend(Backend):
         self._frame_shape: tuple[int, ...] = ()
         self._augmentations: list[tuple[Augmentation, Begun | None]] = []
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._most_together = 0
+        """Images that all passes of an update can have to go through residual encoders at once."""
         self._uncompilable = False
         """Whether torch.compile has failed here."""
         self._sides = SideStreams() if settings.cuda_graphs else None
@@ -86,6 +88,7 @@ class FastBackend(Backend):
         Kernels are compiled here: where that fails, PyTorch's do it, and a line says so.
         """
         self.kernels = self.fused = False  # another agent may have been prepared for before
+        self._most_together = 0
         if self.settings.kernels and kernels.available():
             try:
                 self.kernels = True
@@ -150,6 +153,13 @@ class FastBackend(Backend):
             image = torch.zeros(1, *replay.spec.observation_shape, dtype=torch.uint8, device=self.device)
             with torch.no_grad():
                 kernels.compile_together(functools.partial(_launch_all, encoder, image))
+        if self.factors and encoders and all(each.name == "impala-same" for each in encoders):
+            image = torch.zeros(1, *replay.spec.observation_shape, device=self.device)
+            with torch.no_grad():
+                weights = _multiplied(encoders[0])
+            self._most_together = kernels.most_together([each.weight for each in weights], *image.shape[2:])
+            if self._most_together:
+                kernels.compile_together(functools.partial(kernels.launch_all, image, weights))
         for _, begun in self._augmentations if replay.spec.pixels else ():
             if begun is not None:
                 kernels.stacked_kernel(
@@ -178,19 +188,14 @@ class FastBackend(Backend):
         x, weight = x.to(factors), weight.to(factors)
         countable = len(x) * max(x.shape[1], len(weight)) * x.shape[2] * x.shape[3] < MOST_ELEMENTS
         ours = self.kernels and countable and x.device.type == self.device.type
-        same = ours and stride == padding == 1
-        without_gradient = same and not torch.is_grad_enabled() and kernels.conv_same_suits(weight, *x.shape[2:])
-        if without_gradient and not pool:
-            return kernels.conv_same(x, weight, bias, plus, relu_first=relu_first, relu=relu)
         if relu_first:
             x = F.relu(x)
-        if same and pool and kernels.conv_pool_suits(weight, *x.shape[2:]):
+        if ours and stride == padding == 1 and pool and kernels.conv_pool_suits(weight, *x.shape[2:]):
             result = kernels.conv_pool(x, weight, bias)
         elif ours and (relu or pool):
             # One launch for the bias and what follows it, one for their gradients.
             after = kernels.bias_pool if pool else kernels.bias_relu
-            convolved = kernels.conv_same(x, weight) if without_gradient else F.conv2d(x, weight, None, stride, padding)
-            result = after(convolved, bias)
+            result = after(F.conv2d(x, weight, None, stride, padding), bias)
         else:
             bias = bias.to(factors)
             result = super().convolution(x, weight, bias, stride=stride, padding=padding, relu=relu, pool=pool)
@@ -233,12 +238,49 @@ class FastBackend(Backend):
             slots = torch.arange(len(frames), device=frames.device).view(len(observations), -1)
             unshifted = torch.zeros(len(observations), 2, dtype=torch.int32, device=frames.device)
             return kernels.encode_views(frames, slots, unshifted, *_parameters(encoder))
+        if self._most_together and not torch.is_grad_enabled():
+            together = self._together([Pass(encoder, observations, False)])
+            if together is not None:
+                return together[0]
         return encoder(observations)
 
     def encode_with_both(self, encoder: Encoder, other: Encoder, views: Views) -> tuple[Tensor, Tensor]:
         if isinstance(views, FrameViews):
             return kernels.encode_views_two(*views, *_parameters(encoder), *_parameters(other))
         return super().encode_with_both(encoder, other, views)
+
+    def encode_each(self, passes: Sequence[Pass]) -> list[Tensor]:
+        features = self._together(passes)
+        if features is None:
+            self._mark()  # the views are there
+            first, *rest = passes
+            features = [self.run(self._encode, *first), *(self.run_beside(self._encode, *each) for each in rest)]
+        self._mark()
+        return features
+
+    def _encode(self, encoder: Encoder, views: Views, trained: bool) -> Tensor:
+        with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
+            return self.encode(encoder, views)
+
+    def _together(self, passes: Sequence[Pass]) -> list[Tensor] | None:
+        """All at once, where there are kernels for it: of one network or two, the first pass alone with a way back."""
+        first = passes[0].encoder
+        own, others = ([each for each in passes if (each.encoder is first) == same] for same in (True, False))
+        images = {id(each): each.views for each in passes if isinstance(each.views, Tensor)}
+        fits = len(images) == len(passes) and sum(map(len, images.values())) <= self._most_together
+        encoders = {id(each.encoder): each.encoder for each in (passes[0], *others)}
+        if len(encoders) > 2 or not fits or any(each.trained for each in passes[1:]):
+            return None
+        given = kernels.Passes(
+            [images[id(each)] for each in own],
+            [images[id(each)] for each in others],
+            _multiplied(others[0].encoder) if others else [],
+            passes[0].trained and torch.is_grad_enabled(),
+            self._sides or kernels.InTurn(),
+        )
+        features = kernels.encode_passes(given, _multiplied(first))
+        found = {id(each): flattened(of_it) for each, of_it in zip((*own, *others), features, strict=True)}
+        return [found[id(each)] for each in passes]
 
     # Updates.
 
@@ -308,6 +350,11 @@ class FastBackend(Backend):
     def begin_update(self) -> None:
         """Says that an update begins here: all that `run_beside` may read has been launched."""
         if self._sides is not None:
+            self._sides.begin()
+
+    def _mark(self) -> None:
+        """Says that more has been launched which it may read."""
+        if self._sides is not None:
             self._sides.mark()
 
     # The replay.
@@ -372,6 +419,19 @@ def _parameters(encoder: Encoder) -> tuple[list[Tensor], list[Tensor]]:
     assert isinstance(encoder, PixelEncoder)
     convolutions = [layer for layer in encoder.layers if isinstance(layer, nn.Conv2d)]
     return [layer.weight for layer in convolutions], [layer.bias for layer in convolutions if layer.bias is not None]
+
+
+def _multiplied(encoder: Encoder) -> list[kernels.Weights]:
+    """What its convolutions multiply with in bfloat16, the first one's divided as `PixelEncoder` does it, and their
+    biases."""
+    assert isinstance(encoder, PixelEncoder)
+    first, *rest = (module for module in encoder.modules() if isinstance(module, Convolution))
+    weights = [
+        first.weight / PIXEL_VALUES,
+        *(layer.weight if layer.rounded is None else layer.rounded for layer in rest),
+    ]
+    given = (weight.to(torch.bfloat16, memory_format=torch.channels_last) for weight in weights)
+    return [kernels.Weights(weight, layer.bias) for weight, layer in zip(given, (first, *rest), strict=True)]
 
 
 def _launch_all(encoder: PixelEncoder, image: Tensor) -> None:

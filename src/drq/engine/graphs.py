@@ -49,13 +49,18 @@ class SideStreams:
 
     def __init__(self) -> None:
         self._streams: list[torch.cuda.Stream] = []
+        self._apart: torch.cuda.Stream | None = None
         self._used = 0
         self._marked = torch.cuda.Event()
+
+    def begin(self) -> None:
+        """An update begins."""
+        self._used = 0
+        self.mark()
 
     def mark(self) -> None:
         """All that the side streams may read has been launched."""
         self._marked.record()
-        self._used = 0
 
     @contextmanager
     def next(self) -> Iterator[None]:
@@ -70,6 +75,19 @@ class SideStreams:
         with torch.cuda.stream(stream):
             yield
         torch.cuda.current_stream().wait_stream(stream)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Within it, work goes to one more stream: after what has been launched so far, beside what comes next."""
+        self._apart = self._apart or torch.cuda.Stream()
+        self._apart.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._apart):
+            yield
+
+    def join(self) -> None:
+        """Has what is launched from here on wait for all that was launched apart."""
+        if self._apart is not None:
+            torch.cuda.current_stream().wait_stream(self._apart)
 
 
 @contextmanager

@@ -17,6 +17,9 @@ from torch import Generator, Tensor, nn
 from drq.backend import Backend
 from drq.errors import UserError, did_you_mean
 
+PIXEL_VALUES = 255.0
+"""By which pixels are divided."""
+
 
 def orthogonal_init(module: nn.Module) -> None:
     """Orthogonal weights, gain √2 for convolutions (ReLU follows them) and 1 for linear layers; zero biases."""
@@ -164,11 +167,16 @@ class PixelEncoder(nn.Module):
         # Scaling comes after augmentation, so that augmentations see the pixels as they are. The first layer is linear:
         # dividing its weights by 255 is dividing the pixels, which are many. Pixels are put into the order in which
         # convolutions read them while they are still single bytes.
-        convolved: Tensor = first(images.contiguous(memory_format=torch.channels_last), divisor=255.0)
+        convolved: Tensor = first(images.contiguous(memory_format=torch.channels_last), divisor=PIXEL_VALUES)
         for layer in rest:
             convolved = layer(convolved)
-        # A pixel's channels stay together: the order in which convolutions are fast, so that nothing is turned.
-        return convolved.permute(0, 2, 3, 1).flatten(1)
+        return flattened(convolved)
+
+
+def flattened(convolved: Tensor) -> Tensor:
+    """[B, C, H, W] as a feature vector. A pixel's channels stay together: the order in which convolutions are fast, so
+    that nothing is turned."""
+    return convolved.permute(0, 2, 3, 1).flatten(1)
 
 
 class StateEncoder(nn.Module):

@@ -12,17 +12,21 @@ by the NVRTC inside PyTorch; `reference` is the same in plain PyTorch. `benchmar
 from .activation import bias_kernels, bias_pool, bias_relu
 from .adam import Adam, adam_kernels
 from .conv_pool import conv_pool, conv_pool_gradient_kernels, conv_pool_suits
-from .conv_same import conv_same, conv_same_suits
+from .conv_same import Weights
 from .encoder import encode_views, encode_views_two, prepare, supported
 from .gathering import MOST_VIEWS, stacked_kernel, stacked_views, transitions, transitions_kernel
+from .residual import InTurn, Passes, encode_passes, launch_all, most_together
 from .runtime import KernelError, available, compile_together
 from .storing import Store, store_kernel
 
 __all__ = [
     "MOST_VIEWS",
     "Adam",
+    "InTurn",
     "KernelError",
+    "Passes",
     "Store",
+    "Weights",
     "adam_kernels",
     "available",
     "bias_kernels",
@@ -32,10 +36,11 @@ __all__ = [
     "conv_pool",
     "conv_pool_gradient_kernels",
     "conv_pool_suits",
-    "conv_same",
-    "conv_same_suits",
+    "encode_passes",
     "encode_views",
     "encode_views_two",
+    "launch_all",
+    "most_together",
     "prepare",
     "stacked_kernel",
     "stacked_views",

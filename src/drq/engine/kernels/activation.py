@@ -133,11 +133,16 @@ def _bias_pool(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """The output, and where in its window each of it was."""
     x, bias = _inputs("bias_pool", x, bias)
     out, place = _new_pool(x, bias)
+    bias_pool_into(out, place, x, bias)
+    return out, place
+
+
+def bias_pool_into(out: Tensor, place: Tensor, x: Tensor, bias: Tensor) -> None:
+    """Writes the output, and where in its window each of it was."""
     batch, channels, height, width = x.shape
     kernel = _kernel("bias_pool", channels, x.dtype, gradient=False)
     blocks = _grid(kernel, out.numel() // channels * _columns(channels), THREADS)
     kernel.launch(blocks, _pixels(x), bias, _pixels(out), _pixels(place), batch, height, width)
-    return out, place
 
 
 @_bias_pool.register_fake

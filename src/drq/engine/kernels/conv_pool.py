@@ -72,17 +72,22 @@ def _shared_bytes(channels: int, out: int, width: int) -> int:
 @torch.library.custom_op("drq::conv_pool", mutates_args=())
 def _conv_pool(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """The output, and where in its window each of it was."""
-    batch, channels, height, width = x.shape
+    _, channels, height, width = x.shape
     shapes = channels == weight.shape[1] and bias.shape == weight.shape[:1]
     types = x.dtype == weight.dtype and bias.dtype == torch.float32
     if not (shapes and types and conv_pool_suits(weight, height, width)):
         raise ValueError(f"conv_pool does not suit {list(x.shape)} {x.dtype}, {list(weight.shape)} {weight.dtype}")
     out, place = _new_conv_pool(x, weight, bias)
+    conv_pool_into(out, place, _readable(x), _readable(weight), bias.contiguous())
+    return out, place
+
+
+def conv_pool_into(out: Tensor, place: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> None:
+    """Writes the output, and where in its window each of it was."""
+    batch, _, height, width = x.shape
     kernel = conv_pool_kernel(weight, height, width)
     blocks = max(1, min(kernel.resident_blocks, batch * -(-out.shape[2] // ROWS))), 1
-    pixels = _pixels(_readable(x)), _pixels(_readable(weight))
-    kernel.launch(blocks, *pixels, bias.contiguous(), _pixels(out), _pixels(place), batch)
-    return out, place
+    kernel.launch(blocks, _pixels(x), _pixels(weight), bias, _pixels(out), _pixels(place), batch)
 
 
 @_conv_pool.register_fake

@@ -1,103 +1,132 @@
-"""A 3 x 3 convolution of 64 channels within a margin of zeros, with what stands around it in a residual block, in one
-launch: where no gradient is asked for, nothing but the block's middle and its end has to be written.
+"""A 3 x 3 convolution of 64 or 128 channels within a margin of zeros, with what stands around it in a residual block,
+in one launch: there and back.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import runtime
-from .activation import _new, _pixels, _readable
+from .activation import _pixels
 
-CHANNELS, BLOCK_PIXELS, BLOCK_CHANNELS, STAGES, THREADS = 64, 224, 64, 3, 128
-"""Of the input; then of a block, as the kernel has them."""
-LEAST_PIXELS = 1000
-"""Smaller images the library convolves faster, with the passes around it: blocks are too few to fill an H200."""
-_MOST_SHARED = 100_000
-"""Bytes, so that two blocks find room on a multiprocessor in data centres, and one on any with bfloat16."""
+THREADS, TILE, DEPTH = 128, 64, 64
+"""Of a block; pixels that it multiplies at once; input channels whose weights it fetches at a time."""
+_FEW_PIXELS = 200
+_MOST_SHARED = 115_700
+"""Bytes, so that two blocks find room on a multiprocessor in data centres."""
 
 
-def conv_same(
+class Weights(NamedTuple):
+    """Of a convolution."""
+
+    weight: Tensor
+    """In bfloat16: [O, C, 3, 3], or packed."""
+    bias: Tensor | None
+    """[O] in float32."""
+
+
+class BlockSize(NamedTuple):
+    """What a block makes."""
+
+    tiles: int
+    """Of 64 pixels."""
+    channels: int
+    stages: int
+    """Parts of the weights that are there or under way."""
+
+
+def block_size(channels: int, outputs: int, height: int, width: int) -> BlockSize:
+    """What was fastest on an H200."""
+    if height * width <= _FEW_PIXELS:  # small blocks, so that there are enough of them
+        return BlockSize(1, 64, 4)
+    if outputs % 128:
+        return BlockSize(4 if channels == 64 else 2, 64, 4)
+    return BlockSize(2, 128, 3) if channels == 64 else BlockSize(1, 128, 4)
+
+
+def conv_same_suits(channels: int, outputs: int, height: int, width: int) -> bool:
+    """Whether the kernel can do it with so many channels, and images of this size, on this GPU."""
+    if channels not in (64, 128) or outputs % TILE:
+        return False
+    shared = _shared_bytes(block_size(channels, outputs, height, width), channels, height, width)
+    return shared <= min(_MOST_SHARED, runtime.shared_bytes_per_block())
+
+
+def convolve(
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    plus: Tensor | None = None,
+    out: Tensor,
+    weights: Weights,
+    second: Weights | None = None,
+    first_images: int | None = None,
     *,
+    plus: Tensor | None = None,
+    gate: Tensor | None = None,
     relu_first: bool = False,
     relu: bool = False,
-) -> Tensor:
-    """`F.conv2d(x, weight, padding=1)`, of `relu(x)` with `relu_first`; then with the bias, the ReLU and the sum with
-    `plus` that are asked for. `x` [B, 64, H, W], `weight` [O, 64, 3, 3] and `plus` in bfloat16, O a
-    multiple of 64; `bias` [O] in float32. Rounded as when all is written out. Not differentiable."""
-    out: Tensor = _conv_same(x, weight, bias, plus, relu_first, relu)
-    return out
+    sums: bool = False,
+) -> Tensor | None:
+    """Writes to `out` [B, O, H, W] the convolution of `x` [B, C, H, W], in bfloat16, channels last, with packed
+    weights: of relu(x) with `relu_first`, with the bias if there is one, its ReLU, zero where `gate` is not above it,
+    and the sum with `plus`. Each is rounded as when it is written out. Images from `first_images` on go through the
+    second weights.
 
-
-def conv_same_suits(weight: Tensor, height: int, width: int) -> bool:
-    """Whether the kernel can do it with such a weight, and is the faster one for images of this size."""
-    return height * width >= LEAST_PIXELS and _possible(weight, height, width)
-
-
-def _possible(weight: Tensor, height: int, width: int) -> bool:
-    out, *rest = weight.shape
-    fits = out % BLOCK_CHANNELS == 0 and _shared_bytes(height, width) <= _MOST_SHARED
-    return weight.dtype == torch.bfloat16 and rest == [CHANNELS, 3, 3] and fits
+    With `sums`, gives those by channel of what comes out, a row for each block: the sums of all rows are those of all
+    pixels."""
+    images, channels, height, width = x.shape
+    outputs = out.shape[1]
+    first_images = images if first_images is None else first_images
+    tiles = block_size(channels, outputs, height, width)
+    switches = {
+        "relu_first": relu_first,
+        "bias": weights.bias is not None,
+        "relu": relu,
+        "gate": gate is not None,
+        "plus": plus is not None,
+        "sums": sums,
+    }
+    kernel = _kernel(tiles, channels, outputs, height, width, **switches)
+    of_a_block = tiles.tiles * TILE
+    blocks = sum(-(-count * height * width // of_a_block) for count in (first_images, images - first_images))
+    found = torch.empty(blocks, outputs, device=x.device) if sums else None
+    given = [part for each in (weights, second or weights) for part in each]
+    around = [None if each is None else _pixels(each) for each in (gate, plus)]
+    if images:
+        grid = blocks, outputs // tiles.channels
+        kernel.launch(grid, _pixels(x), *given, *around, _pixels(out), found, images, first_images)
+    return found
 
 
 def _kernel(
-    weight: Tensor, height: int, width: int, *, relu_first: bool, bias: bool, relu: bool, plus: bool
+    tiles: BlockSize, channels: int, outputs: int, height: int, width: int, **switches: bool
 ) -> runtime.Launchable:
     """Compiled, unless that is done."""
     defines = {
-        "OUT_CHANNELS": len(weight),
+        "CHANNELS": channels,
+        "OUT_CHANNELS": outputs,
         "HEIGHT": height,
         "WIDTH": width,
-        "VIEW_PIXELS": _view_pixels(height, width),
-        "RELU_FIRST": int(relu_first),
-        "BIAS": int(bias),
-        "RELU": int(relu),
-        "PLUS": int(plus),
+        "TILES": tiles.tiles,
+        "BLOCK_CHANNELS": tiles.channels,
+        "STAGES": tiles.stages,
+        "VIEW_PIXELS": _view_pixels(tiles.tiles * TILE, height, width),
+        **{name.upper(): int(on) for name, on in switches.items()},
     }
-    shared = _shared_bytes(height, width)
+    shared = _shared_bytes(tiles, channels, height, width)
     return runtime.kernel("conv_same", ("primitives.cuh", "conv_same.cu"), defines, THREADS, shared)
 
 
-def _view_pixels(height: int, width: int) -> int:
+def _view_pixels(pixels: int, height: int, width: int) -> int:
     """Held for the pixels of a block: these, a zero for each row that ends among them, a row of zeros for each image
     that does, and a row and a pixel more on either side."""
-    rows, images = (-(-(BLOCK_PIXELS - 1) // size) for size in (width, height * width))
-    return BLOCK_PIXELS + rows + images * (width + 1) + 2 * (width + 2)
+    rows, images = (-(-(pixels - 1) // size) for size in (width, height * width))
+    return pixels + rows + images * (width + 1) + 2 * (width + 2)
 
 
-def _shared_bytes(height: int, width: int) -> int:
-    return (_view_pixels(height, width) + STAGES * BLOCK_CHANNELS) * (CHANNELS * 2 + 16)
-
-
-# An operator, so that compiled code may contain it.
-@torch.library.custom_op("drq::conv_same", mutates_args=())
-def _conv_same(
-    x: Tensor, weight: Tensor, bias: Tensor | None, plus: Tensor | None, relu_first: bool, relu: bool
-) -> Tensor:
-    images, channels, height, width = x.shape
-    out: Tensor = _new_conv_same(x, weight, bias, plus, relu_first, relu)
-    shapes = channels == weight.shape[1] and (plus is None or plus.shape == out.shape)
-    types = x.dtype == weight.dtype and (plus is None or plus.dtype == x.dtype)
-    biased = bias is None or (bias.dtype == torch.float32 and bias.shape == weight.shape[:1])
-    if not (shapes and types and biased and _possible(weight, height, width)):
-        raise ValueError(f"conv_same does not suit {list(x.shape)} {x.dtype}, {list(weight.shape)} {weight.dtype}")
-    switches = {"relu_first": relu_first, "bias": bias is not None, "relu": relu, "plus": plus is not None}
-    kernel = _kernel(weight, height, width, **switches)
-    blocks = -(-images * height * width // BLOCK_PIXELS), len(weight) // BLOCK_CHANNELS
-    added = None if plus is None else _pixels(_readable(plus))
-    read = _pixels(_readable(x)), _pixels(_readable(weight)), None if bias is None else bias.contiguous(), added
-    if images:
-        kernel.launch(blocks, *read, _pixels(out), images)
-    return out
-
-
-@_conv_same.register_fake
-def _new_conv_same(
-    x: Tensor, weight: Tensor, bias: Tensor | None, plus: Tensor | None, relu_first: bool, relu: bool
-) -> Tensor:
-    return _new(x, (len(x), len(weight), *x.shape[2:]))
+def _shared_bytes(tiles: BlockSize, channels: int, height: int, width: int) -> int:
+    weights, barriers = tiles.stages * DEPTH * tiles.channels * 2, -(-tiles.stages * 8 // 128) * 128
+    view = _view_pixels(tiles.tiles * TILE, height, width) * (channels * 2 + 16)
+    sums = THREADS // 4 * tiles.channels * 4
+    return weights + barriers + max(view, sums)

@@ -31,6 +31,12 @@ __device__ __forceinline__ void store_shared_u16(u32 address, u16 value) {
     asm volatile("st.shared.b16 [%0], %1;" :: "r"(address), "h"(value) : "memory");
 }
 
+__device__ __forceinline__ u16 load_shared_u16(u32 address) {
+    u16 r;
+    asm volatile("ld.shared.b16 %0, [%1];" : "=h"(r) : "r"(address));
+    return r;
+}
+
 __device__ __forceinline__ u32 load_shared_word(u32 address) {
     u32 r;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(r) : "r"(address));
@@ -98,6 +104,98 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const Vec4& a, u32 b
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b0), "r"(b1));
 }
+
+// The same for the four warps of a group, 16 rows of 64 each, with 64 or 128 columns: d[16 x N] += a[16 x 16] b[16 x N].
+// All of them multiply with `factors` in shared memory: at [k / 8][column] 16 bytes, eight neighbouring k. Hopper's
+// multiplier reads them itself, while the warps go on: products stand between begin and end, and neither they nor `a` may be
+// touched until they have been waited for. Elsewhere they are made at once.
+//
+// The factors come as blocks of memory, `fetch_block` by all threads. On Hopper one instruction copies a block, past the
+// threads, and counts at its barrier what has landed: what threads copied would have to be passed on to the multiplier,
+// and that waits for all that is still under way. Elsewhere each block is a group of copies.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+__device__ __forceinline__ void prepare_barriers(u32 barriers, int count) {
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < count; ++i) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(barriers + i * 8) : "memory");
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+    __syncthreads();
+}
+
+__device__ __forceinline__ void fetch_block(u32 to, const void* from, int bytes, u32 barrier) {
+    if (threadIdx.x != 0) return;
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+
+// `round`: how often something was fetched to this barrier before. `pending`: how many blocks were fetched since.
+template <int pending> __device__ __forceinline__ void wait_for_block(u32 barrier, int round) {
+    asm volatile("{\n.reg .pred done;\nagain:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}"
+                 :: "r"(barrier), "r"(round & 1) : "memory");
+}
+
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+#define SUMS_OF(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
+
+__device__ __forceinline__ void multiply_described(float (&d)[8][4], const Vec4& a, unsigned long long b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
+        : SUMS_OF(0), SUMS_OF(1), SUMS_OF(2), SUMS_OF(3), SUMS_OF(4), SUMS_OF(5), SUMS_OF(6), SUMS_OF(7)
+        : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "l"(b));
+}
+
+__device__ __forceinline__ void multiply_described(float (&d)[16][4], const Vec4& a, unsigned long long b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
+        : SUMS_OF(0), SUMS_OF(1), SUMS_OF(2), SUMS_OF(3), SUMS_OF(4), SUMS_OF(5), SUMS_OF(6), SUMS_OF(7),
+          SUMS_OF(8), SUMS_OF(9), SUMS_OF(10), SUMS_OF(11), SUMS_OF(12), SUMS_OF(13), SUMS_OF(14), SUMS_OF(15)
+        : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "l"(b));
+}
+
+template <int BLOCKS_OF_8>
+__device__ __forceinline__ void multiply_wide(float (&d)[BLOCKS_OF_8][4], const Vec4& a, u32 factors) {
+    // All in units of 16 bytes: where they begin, from one k / 8 to the next, from eight columns to the next eight.
+    multiply_described(d, a, (unsigned long long)8 << 32 | BLOCKS_OF_8 * 8 << 16 | factors >> 4);
+}
+#else
+__device__ __forceinline__ void prepare_barriers(u32 barriers, int count) {}
+
+__device__ __forceinline__ void fetch_block(u32 to, const void* from, int bytes, u32 barrier) {
+    for (int i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16) copy_async(to + i, (const u8*)from + i, true);
+    copy_commit();
+}
+
+template <int pending> __device__ __forceinline__ void wait_for_block(u32 barrier, int round) { copy_wait<pending>(); }
+
+__device__ __forceinline__ void begin_products() {}
+__device__ __forceinline__ void end_products() {}
+__device__ __forceinline__ void wait_for_products() {}
+
+template <int BLOCKS_OF_8>
+__device__ __forceinline__ void multiply_wide(float (&d)[BLOCKS_OF_8][4], const Vec4& a, u32 factors) {
+    const u32 lane = threadIdx.x % 32;
+    const u32 mine = factors + (lane / 8 % 2 * (BLOCKS_OF_8 * 8) + lane / 16 * 8 + lane % 8) * 16;
+#pragma unroll
+    for (int j = 0; j < BLOCKS_OF_8; j += 2) {
+        const Vec4 two = load_matrices(mine + j * 128);
+        multiply_add(d[j], a, two.v[0], two.v[1]);
+        multiply_add(d[j + 1], a, two.v[2], two.v[3]);
+    }
+}
+#endif
 
 // Two floats rounded to bfloat16, the first in the low half.
 __device__ __forceinline__ u32 pack_bf16(float low, float high) {

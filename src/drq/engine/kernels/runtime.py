@@ -235,7 +235,8 @@ _lock = threading.RLock()
 
 def _architecture() -> str:
     major, minor = torch.cuda.get_device_capability()
-    return f"sm_{major}{minor}"
+    # Hopper's matrix instructions are no other's, not even those of what comes after it.
+    return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
 
 
 def kernel(
