@@ -145,7 +145,7 @@ class Rainbow:
         """J_Q of Algorithm 1, each transition's error, and metrics."""
         seen, *next_seen = self.features(batch, draws)
         predicted = self.backend.run(self.predictions, batch, seen)
-        y = self.backend.run_beside(self.targets, batch, *next_seen)
+        y = self.targets(batch, *next_seen)
         errors = self.backend.run(self.errors, predicted, y)
         loss, per_transition = regularize.loss(errors, batch)
         target_q = (y @ self.atoms if self.distributional else y).mean()
@@ -167,12 +167,24 @@ class Rainbow:
         """Logits of the return of f(s, ν), a of all views, [M * N, atoms]; or its value, [M * N]."""
         return self._at(self.online(features), regularize.repeat(batch.action, self.config.m))
 
-    @torch.no_grad()
     def targets(self, batch: Batch, rated: Tensor, chosen_by: Tensor | None = None) -> Tensor:
         """y of Algorithm 1, the mean over K views: what the target network makes of its features, of the best next
         action by the online network's, or else by its own."""
-        ratings = self.target(rated)
-        return self.target_of(batch, ratings, None if chosen_by is None else self._values(self.online(chosen_by)))
+        # Two parts, so that neither network waits for the other.
+        values = None if chosen_by is None else self.backend.run_beside(self.choosing_values, chosen_by)
+        return self.backend.run(self.target_of, batch, self.backend.run_beside(self.ratings, rated), values)
+
+    @torch.no_grad()
+    def choosing_values(self, features: Tensor) -> Tensor:
+        """Of the next actions in all views, [K * N, actions], by which double Q-learning chooses: the online
+        network's."""
+        return self._values(self.online(features))
+
+    @torch.no_grad()
+    def ratings(self, features: Tensor) -> Tensor:
+        """The target network's logits of the next actions in all views, [K * N, actions, atoms]."""
+        logits: Tensor = self.target(features)
+        return logits
 
     @torch.no_grad()
     def target_of(self, batch: Batch, rated: Tensor, chosen_by: Tensor | None) -> Tensor:
