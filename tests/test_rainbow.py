@@ -18,6 +18,7 @@ from drq.agents.schedules import Resets
 from drq.backend import Backend
 from drq.config import EngineConfig, RainbowConfig, check
 from drq.engine import EngineSettings, FastBackend, Learner
+from drq.engine.adam import FusedAdam
 from drq.envs.protocol import EnvSpec
 from drq.errors import UserError
 from drq.networks.encoders import Convolution
@@ -370,6 +371,63 @@ def test_rounded_copies_of_weights_change_no_bit(kernel_device: str) -> None:
     copied.updates -= 1
     copied.update()
     assert_same()
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_a_wide_layer_steps_ahead_of_the_convolutions(
+    weight_decay: float, kernel_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the same bits, of all that is kept, through a reset and weights that were loaded."""
+    wide = SMALL | {"hidden_dim": 256}
+    config = RainbowConfig(**wide, weight_decay=weight_decay, seed_steps=20, reset_every=21, last_reset=21)
+    settings = EngineSettings(torch.device(kernel_device), "bf16", False, False, kernels=False, eval_process=False)
+    learners = ahead, plain = [filled_learner(config, settings=settings) for _ in range(2)]
+    for learner in learners:
+        learner.backend.kernels = True  # emulated, or compiled when first used
+        learner.backend.keep_rounded(learner.agent)
+    order: list[list[str]] = []
+    step = FusedAdam._step
+
+    def recorded(optimizer: FusedAdam, asked: Any, *rest: Any) -> Any:
+        names = {parameter: name for name, parameter in ahead.agent.modules.named_parameters()}
+        order.append([names[parameter] for parameter in asked])
+        return step(optimizer, asked, *rest)
+
+    for update in range(4):
+        plain.update()
+        with monkeypatch.context() as patch:
+            patch.setattr("drq.engine.backend.WIDE_LAYER", 1000)
+            patch.setattr(FusedAdam, "_step", recorded)
+            ahead.update()
+        first, rest = order
+        assert first == ["online.head.hidden.weight"]
+        assert first[0] not in rest
+        order.clear()
+        expected = plain.state()
+        for name, value in ahead.state().items():
+            assert torch.equal(value, expected[name]), name
+        for weight, copied in ahead.backend.rounded.items():
+            assert torch.equal(weight.to(copied.dtype), copied)
+        if update == 2:
+            for learner in learners:
+                learner.restore({name: value.clone() for name, value in expected.items()})
+
+
+@pytest.mark.gpu
+def test_a_wide_layer_steps_ahead_in_a_captured_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a stream of its own, to the same bits."""
+    config = RainbowConfig(**SMALL | {"batch_size": 8, "hidden_dim": 512, "encoder_width": 4}, seed_steps=20)
+    found = []
+    for wide in (1000, 10**9):
+        monkeypatch.setattr("drq.engine.backend.WIDE_LAYER", wide)
+        engine = EngineConfig(precision="bf16", compile="off")
+        learner = filled_learner(config, settings=EngineSettings.resolve(engine, torch.device("cuda"), config))
+        for _ in range(20):
+            learner.update()
+        assert learner._graphs
+        found.append(learner.state())
+    for name, value in found[0].items():
+        assert torch.equal(value, found[1][name]), name
 
 
 # Settings.

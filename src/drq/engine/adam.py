@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -107,6 +107,8 @@ class FusedAdam(Optimizer):
         self._rounded = rounded
         self._choose = choose
         self._descend: Descend | None = None
+        self._descend_ahead: Descend | None = None
+        self._stepped: set[Tensor] = set()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.param_groups.append(self.defaults | param_group)
@@ -124,15 +126,28 @@ class FusedAdam(Optimizer):
         self.clip_and_step(None)
 
     @torch.no_grad()
+    def step_ahead(self, parameter: nn.Parameter) -> None:
+        """The step of one parameter, whose gradient is there before the others': `step` leaves it out then."""
+        self._descend_ahead = self._descend_ahead or self._choose()
+        self._step([parameter], self._descend_ahead, None)
+        self._stepped.add(parameter)
+
+    @torch.no_grad()
     def clip_and_step(self, max_norm: float | None) -> Tensor | None:
         """One step. With `max_norm` gradients are clipped to it, and the result is the norm that they had before."""
+        self._descend = self._descend or self._choose()
+        left = [parameter for parameter in self.param_groups[0]["params"] if parameter not in self._stepped]
+        self._stepped.clear()
+        return self._step(left, self._descend, max_norm)
+
+    def _step(self, asked: Sequence[nn.Parameter], way: Descend, max_norm: float | None) -> Tensor | None:
         (group,) = self.param_groups
-        given = [(parameter, self.leaf(parameter).grad) for parameter in group["params"]]
+        given = [(parameter, self.leaf(parameter).grad) for parameter in asked]
         parameters = [parameter for parameter, gradient in given if gradient is not None]
         states = [self._state_of(parameter) for parameter in parameters]
         averages = [self._averages.get(parameter) for parameter in parameters]
         moments = Moments(
-            parameters,
+            [*parameters],
             [gradient for _, gradient in given if gradient is not None],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
@@ -141,11 +156,10 @@ class FusedAdam(Optimizer):
             [self._rounded.get(parameter) for parameter in parameters],
             [None if average is None else self._rounded.get(average) for average in averages],
         )
-        self._descend = self._descend or self._choose()
         tau = self.average.tau if self.average else 0.0
         rates = Rates(group["lr"], group["betas"], group["eps"], group["weight_decay"], max_norm, tau)
-        norm = self._descend(moments, rates)
-        left = [parameter for parameter in self._averages if self.leaf(parameter).grad is None]
+        norm = way(moments, rates)
+        left = [parameter for parameter, gradient in given if gradient is None and parameter in self._averages]
         if left:
             Average([self._averages[parameter] for parameter in left], tau).move(left)
         return norm

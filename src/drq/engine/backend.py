@@ -25,7 +25,7 @@ from drq.backend import Average, Backend, Encoder, Entry, Pass, Rings, StackedFr
 from drq.engine import kernels
 from drq.engine.adam import FusedAdam, descend
 from drq.engine.faults import in_words
-from drq.engine.graphs import SideStreams
+from drq.engine.graphs import LAST, UPDATE, SideStream, SideStreams
 from drq.engine.settings import EngineSettings
 from drq.engine.staging import StagedStore
 from drq.networks.encoders import PIXEL_VALUES, Convolution, PixelEncoder, flattened
@@ -41,6 +41,9 @@ TILE = 64
 """Outputs that they compute together. On an H200, 1,024 x 39,200 inputs and 64 outputs take 33 us, 50 outputs 76 us."""
 WIDE_INPUT = 4096
 """Inputs from which a layer's time is worth a copy of its weights."""
+WIDE_LAYER = 10_000_000
+"""Weights, from which a step is worth a launch of its own: as soon as their gradient is there, beside those of the
+convolutions before them. It waits for memory, they for the tensor cores, which come first."""
 MOST_ELEMENTS = 2**31
 """Of what a convolution reads or writes, as far as kernels of ours count in 32 bits: 4,755 images of `strong`."""
 
@@ -81,6 +84,8 @@ class FastBackend(Backend):
         self._uncompilable = False
         """Whether torch.compile has failed here."""
         self._sides = SideStreams() if settings.cuda_graphs else None
+        self._side: kernels.Side = SideStream(UPDATE) if settings.cuda_graphs else kernels.InTurn()
+        self._last: kernels.Side = SideStream(LAST) if settings.cuda_graphs else kernels.InTurn()
 
     def prepare(self, agent: Agent, replay: Replay) -> None:
         """Chooses among kernels for an agent and its replay, and lays out the weights accordingly.
@@ -276,7 +281,7 @@ class FastBackend(Backend):
             [images[id(each)] for each in others],
             _multiplied(others[0].encoder) if others else [],
             passes[0].trained and torch.is_grad_enabled(),
-            self._sides or kernels.InTurn(),
+            self._side,
         )
         features = kernels.encode_passes(given, _multiplied(first))
         found = {id(each): flattened(of_it) for each, of_it in zip((*own, *others), features, strict=True)}
@@ -316,8 +321,18 @@ class FastBackend(Backend):
         if not isinstance(optimizer, FusedAdam):
             return super().descend(optimizer, loss, parameters, max_norm)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward(inputs=[optimizer.leaf(parameter) for parameter in parameters])
-        return optimizer.clip_and_step(max_norm)
+        wide = max(parameters, key=torch.numel)
+        ahead = max_norm is None and wide.numel() >= WIDE_LAYER
+
+        def step_ahead(_: Tensor) -> None:
+            with self._last.apart():
+                optimizer.step_ahead(wide)
+
+        with optimizer.leaf(wide).register_post_accumulate_grad_hook(step_ahead) if ahead else nullcontext():
+            loss.backward(inputs=[optimizer.leaf(parameter) for parameter in parameters])
+        norm = optimizer.clip_and_step(max_norm)
+        self._last.join()
+        return norm
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         if not self.settings.compile or self._uncompilable:

@@ -17,13 +17,15 @@ T = TypeVar("T")
 
 WARMUPS = 3
 """Runs before the capture: compilation and lazy initialisation are not capturable."""
+FIRST, UPDATE, LAST = -2, -1, 0
+"""Of streams, which comes first where there is work for all of them."""
 
 
 class Captured(Generic[T]):
     """A function without arguments, recorded as a CUDA graph. Its results live in memory that a replay overwrites."""
 
     def __init__(self, function: Callable[[], T], generators: list[Generator]) -> None:
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream(priority=UPDATE)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARMUPS):
@@ -32,7 +34,7 @@ class Captured(Generic[T]):
         self._graph = torch.cuda.CUDAGraph()
         for generator in generators:
             self._graph.register_generator_state(generator)
-        with FETCHING, torch.cuda.graph(self._graph):
+        with FETCHING, torch.cuda.graph(self._graph, stream=torch.cuda.Stream(priority=UPDATE)):
             self.result = function()
 
     def replay(self) -> T:
@@ -49,7 +51,6 @@ class SideStreams:
 
     def __init__(self) -> None:
         self._streams: list[torch.cuda.Stream] = []
-        self._apart: torch.cuda.Stream | None = None
         self._used = 0
         self._marked = torch.cuda.Event()
 
@@ -68,7 +69,7 @@ class SideStreams:
         when their memory is free for that part's stream alone."""
         if self._used == len(self._streams):
             # What runs here comes first where both have work: then its small kernels are what runs beside convolutions.
-            self._streams.append(torch.cuda.Stream(priority=-1))
+            self._streams.append(torch.cuda.Stream(priority=FIRST))
         stream = self._streams[self._used]
         self._used += 1
         stream.wait_event(self._marked)
@@ -76,18 +77,26 @@ class SideStreams:
             yield
         torch.cuda.current_stream().wait_stream(stream)
 
+
+class SideStream:
+    """One more stream, for what nothing that is launched next waits for."""
+
+    def __init__(self, priority: int) -> None:
+        self._priority = priority
+        self._stream: torch.cuda.Stream | None = None
+
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Within it, work goes to one more stream: after what has been launched so far, beside what comes next."""
-        self._apart = self._apart or torch.cuda.Stream()
-        self._apart.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._apart):
+        """Within it, work comes after what has been launched so far, and beside what is launched next."""
+        self._stream = self._stream or torch.cuda.Stream(priority=self._priority)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             yield
 
     def join(self) -> None:
         """Has what is launched from here on wait for all that was launched apart."""
-        if self._apart is not None:
-            torch.cuda.current_stream().wait_stream(self._apart)
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from .conv_pool import conv_pool, conv_pool_gradient_kernels, conv_pool_suits
 from .conv_same import Weights
 from .encoder import encode_views, encode_views_two, prepare, supported
 from .gathering import MOST_VIEWS, stacked_kernel, stacked_views, transitions, transitions_kernel
-from .residual import InTurn, Passes, encode_passes, launch_all, most_together
+from .residual import InTurn, Passes, Side, encode_passes, launch_all, most_together
 from .runtime import KernelError, available, compile_together
 from .storing import Store, store_kernel
 
@@ -25,6 +25,7 @@ __all__ = [
     "InTurn",
     "KernelError",
     "Passes",
+    "Side",
     "Store",
     "Weights",
     "adam_kernels",

@@ -27,7 +27,7 @@ _MOST_ELEMENTS = 2**31
 """Of what a kernel reads or writes."""
 
 
-class Sides(Protocol):
+class Side(Protocol):
     """Where work goes that nothing which is launched next waits for."""
 
     def apart(self) -> AbstractContextManager[None]:
@@ -60,7 +60,7 @@ class Passes(NamedTuple):
     weights_of_others: Sequence[Weights]
     trained: bool
     """Whether gradients are asked for."""
-    sides: Sides
+    side: Side
 
 
 class Kept(NamedTuple):
@@ -93,7 +93,7 @@ def launch_all(image: Tensor, weights: Sequence[Weights]) -> None:
     passes = Passes([image], [image], weights, True, InTurn())
     packs = _pack(passes, weights)
     features, kept = there(passes, weights, packs)
-    back(features[:1], kept, weights, packs.turned, passes.sides)
+    back(features[:1], kept, weights, packs.turned, passes.side)
 
 
 def encode_passes(passes: Passes, weights: Sequence[Weights]) -> tuple[Tensor, ...]:
@@ -108,10 +108,10 @@ class _Encoding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, passes: Passes, *parameters: Tensor) -> tuple[Tensor, ...]:
         weights = [Weights(*pair) for pair in zip(parameters[::2], parameters[1::2], strict=True)]
-        with passes.sides.apart():
+        with passes.side.apart():
             packs = _pack(passes, weights)
         features, kept = there(passes, weights, packs)
-        ctx.given = kept, weights, packs.turned, passes.sides
+        ctx.given = kept, weights, packs.turned, passes.side
         sizes = [len(images) for images in (*passes.own, *passes.others)]
         outputs: tuple[Tensor, ...] = features.split(sizes)
         ctx.mark_non_differentiable(*outputs[1:])
@@ -177,7 +177,7 @@ def there(passes: Passes, weights: Sequence[Weights], packs: Packs) -> tuple[Ten
     for each, at in zip(passes.others, _begins(passes.others, mine), strict=True):
         part, seen = slice(at, at + len(each)), x[begins[id(each)] :][: len(each)]
         conv_pool_into(out[part], place[part], seen, others[0].weight, _bias(others[0]))
-    passes.sides.join()  # the packs are there
+    passes.side.join()  # the packs are there
     for stage in range(STAGES):
         if stage:
             x, number = out, stage * LAYERS
@@ -201,7 +201,7 @@ def there(passes: Passes, weights: Sequence[Weights], packs: Packs) -> tuple[Ten
 
 
 def back(
-    gradient: Tensor, kept: Kept, weights: Sequence[Weights], turned: Sequence[Weights], sides: Sides
+    gradient: Tensor, kept: Kept, weights: Sequence[Weights], turned: Sequence[Weights], side: Side
 ) -> list[Tensor]:
     """The gradients of weights and biases, of each layer behind each other, from that of the features. `turned`: the
     packed weights of all layers but the first."""
@@ -213,7 +213,7 @@ def back(
 
     def of_weight(number: int, gradient: Tensor, x: Tensor, *, relu_first: bool = False) -> None:
         held.append(gradient)
-        with sides.apart():
+        with side.apart():
             seen, weight, once = F.relu(x) if relu_first else x, weights[number].weight, [1, 1]
             only_weight = [False, True, False]
             of_weights[number] = torch.ops.aten.convolution_backward(
@@ -248,7 +248,7 @@ def back(
             gradient = of_input(stage * LAYERS, of_convolved, x)
     of_weights[0], of_first_bias = _conv_pool_weight(gradient, place, x)
     of_biases = [of_first_bias, *sums_of_rows([sums[number] for number in range(1, len(weights) - 1)]), of_last_bias]
-    sides.join()
+    side.join()
     return [part for number, of_bias in enumerate(of_biases) for part in (of_weights[number], of_bias)]
 
 
