@@ -7,7 +7,8 @@
 First captured updates with our kernels are held against eager ones of plain PyTorch, from the same start with the same
 random numbers. Then updates are timed: blocks of so many as fill 0.2 s, the wall clock from a waited-for device to the
 next, the median of five. Last, the kernels of the fastest way by the time they take, and in how many blocks, and each
-convolution by itself as cuDNN does it: by rule, as here, and chosen by timing. The first is ours, with its pool.
+convolution by itself as cuDNN does it: by rule, as for gradients of weights here, and chosen by timing. Behind these,
+the engine's own: the first layer with its pool, the others with what stands around them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from drq.agents import make_agent, make_replay
 from drq.config import EngineConfig, RainbowConfig
 from drq.engine import EngineSettings, FastBackend, Learner
 from drq.engine.graphs import Captured
+from drq.engine.kernels.conv_same import Weights, block_size, convolve
+from drq.engine.kernels.many import Packing, packed
 from drq.envs.protocol import EnvSpec
 from drq.networks import make_encoder
 from drq.networks.encoders import Convolution
@@ -265,6 +268,8 @@ def time_convolutions(agent: RainbowConfig) -> None:
             name = f"{times} x {layer.channels} to {layer.out} at {layer.size}, {how}"
             print(f"{name:43}{told}", flush=True)
     time_first_layer(batch, next(iter(layers)))
+    for layer in list(layers)[1:]:
+        time_layer(batch, layer)
 
 
 def time_first_layer(batch: int, layer: Layer) -> None:
@@ -281,6 +286,28 @@ def time_first_layer(batch: int, layer: Layer) -> None:
     )
     forward, of_weight = (f"{microseconds(way):.1f}" for way in ways)
     print(f"{'the first with bias and pool, our kernels':43}{forward:>18}{'':18}{of_weight:>18}")
+
+
+def time_layer(batch: int, layer: Layer) -> None:
+    """All passes of an update at once, as the beginning of a residual block; and the way back of one, as its end."""
+
+    def images(count: int, channels: int) -> Tensor:
+        shape = count, channels, layer.size, layer.size
+        return torch.randn(shape, device="cuda").to(torch.bfloat16, memory_format=torch.channels_last)
+
+    weight = torch.randn(layer.out, layer.channels, 3, 3, device="cuda") / layer.channels
+    weight = weight.to(torch.bfloat16, memory_format=torch.channels_last)
+    ways = []
+    for count, turned in ((3 * batch, False), (batch, True)):
+        channels, out = reversed(layer[:2]) if turned else layer[:2]
+        (pack,) = packed([Packing(weight, block_size(channels, out, layer.size, layer.size).channels, turned)])
+        x, made, around = images(count, channels), images(count, out), {"gate": images(count, out)}
+        bias = None if turned else torch.randn(out, device="cuda")
+        asked: dict[str, Any] = around | {"plus": images(count, out), "sums": True} if turned else {"relu": True}
+        ways.append(functools.partial(convolve, x, made, Weights(pack, bias), relu_first=not turned, **asked))
+    forward, of_input = (f"{microseconds(way):.1f}" for way in ways)
+    name = f"{layer.channels} to {layer.out} at {layer.size}, ours: {3 * batch}, back {batch}"
+    print(f"{name:43}{forward:>18}{of_input:>18}")
 
 
 def main(arguments: Arguments) -> None:

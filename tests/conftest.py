@@ -16,7 +16,7 @@ import torch
 
 import drq
 from drq.engine.kernels import runtime
-from emulation import Emulator, needs_bfloat16
+from emulation import Emulator, needs_bfloat16, needs_hopper
 from runs import small
 
 torch.set_num_threads(1)  # two workers share two cores
@@ -64,6 +64,16 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=[pytest.mark.gpu, needs_bfloat16])])
 def kernel_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where a test of kernels has its tensors. New ones start as NaNs: what no kernel writes fails the test."""
+    yield from _kernel_device(request, monkeypatch)
+
+
+@pytest.fixture(params=["emulated", pytest.param("cuda", marks=[pytest.mark.gpu, needs_hopper])])
+def hopper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The same for kernels that no other architecture has."""
+    yield from _kernel_device(request, monkeypatch)
+
+
+def _kernel_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     torch.manual_seed(0)
     if request.param == "emulated":
         monkeypatch.setattr(runtime, "kernel", request.getfixturevalue("emulator").kernel)

@@ -20,6 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from drq.engine import EngineSettings, FastBackend
 from drq.engine.kernels import runtime
 
+needs_hopper = pytest.mark.skipif(
+    not (runtime.available() and runtime.multiplies_wide()), reason="needs a GPU of NVIDIA's Hopper architecture"
+)
 needs_bfloat16 = pytest.mark.skipif(not runtime.available(), reason="needs a CUDA GPU with bfloat16")
 
 EMULATOR = Path(__file__).parent / "kernel_emulator.h"

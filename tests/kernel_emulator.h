@@ -192,13 +192,31 @@ static void multiply_add(float (&d)[4], const Vec4& a, u32 b0, u32 b1) {
     warp_barrier();
 }
 
-static void prepare_barriers(u32 barriers, int count) { at(barriers + count * 8 - 8, 8); }
-static void fetch_block(u32 to, const void* from, int bytes, u32 barrier) {
-    if (to % 128 || (uintptr_t)from % 16 || bytes % 16) fail("bad block");
-    for (int i = threadIdx.x * 16; i < bytes; i += fibers.size() * 16) copy_async(to + i, (const u8*)from + i, true);
-    copy_commit();
+// What is fetched to a barrier lands as copies of the first thread do: at once, or when it is waited for.
+static std::vector<std::deque<std::vector<Copy>>> fetched;
+static void prepare_barriers(u32 barriers, int count) {
+    at(barriers + count * 8 - 8, 8);
+    if (threadIdx.x == 0) fetched.assign(shared.size() / 8, {});
+    __syncthreads();
 }
-template <int pending> void wait_for_block(u32 barrier, int round) { copy_wait<pending>(); }
+static void fetch_block(u32 to, const void* from, int bytes, u32 barrier) {
+    if (to % 128 || (uintptr_t)from % 16 || bytes % 16 || barrier % 8) fail("bad block");
+    if (threadIdx.x != 0) return;
+    std::vector<Copy> block;
+    for (int i = 0; i < bytes; i += 16) block.push_back({to + i, (const u8*)from + i, 16, true});
+    if (odd_block)
+        for (const Copy& copy : block) land(copy);
+    fetched[barrier / 8].push_back(std::move(block));
+}
+static void wait_for_block(u32 barrier, int round) {
+    auto& blocks = fetched[barrier / 8];
+    for (; (int)blocks.size() <= round; fibers[current].waits = false) {  // not even asked for yet
+        fibers[current].waits = true;
+        yield();
+    }
+    for (const Copy& copy : blocks[round]) land(copy);
+    blocks[round].clear();
+}
 static void begin_products() {}
 static void end_products() {}
 static void wait_for_products() {}

@@ -14,6 +14,7 @@ from torch import Tensor
 from drq.engine.kernels import runtime
 from drq.engine.kernels.conv_same import BlockSize, Weights, block_size, conv_same_suits, convolve
 from drq.engine.kernels.many import Packing, packed
+from emulation import needs_hopper
 
 Switches = tuple[str, ...]
 ALONE: Switches = ()
@@ -87,7 +88,7 @@ def assert_same(given: Inputs, switches: Switches, of_first: int) -> None:
     ids=str,
 )
 def test_output(
-    kernel_device: str,
+    hopper: str,
     images: int,
     channels: int,
     outputs: int,
@@ -95,10 +96,11 @@ def test_output(
     of_first: int,
     switches: Switches,
 ) -> None:
-    assert_same(Inputs(kernel_device, images, channels, outputs, size), switches, of_first)
+    assert_same(Inputs(hopper, images, channels, outputs, size), switches, of_first)
 
 
 @pytest.mark.gpu
+@needs_hopper
 @pytest.mark.parametrize(
     ("channels", "outputs", "side"), [(64, 64, 42), (64, 128, 42), (128, 64, 42), (128, 128, 21), (128, 128, 11)]
 )
@@ -110,14 +112,14 @@ def test_batches_of_a_real_size(channels: int, outputs: int, side: int) -> None:
 
 
 @pytest.mark.parametrize("tiles", [BlockSize(1, 128, 3), BlockSize(3, 64, 4), BlockSize(2, 64, 5)], ids=str)
-def test_any_block_size(kernel_device: str, tiles: BlockSize, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_block_size(hopper: str, tiles: BlockSize, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (importlib.import_module("drq.engine.kernels.conv_same"), importlib.import_module(__name__)):
         monkeypatch.setattr(module, "block_size", lambda *_: tiles)
-    assert_same(Inputs(kernel_device, 3, 64, 128, (9, 11)), BACK_TO_BEGINNING, 1)
+    assert_same(Inputs(hopper, 3, 64, 128, (9, 11)), BACK_TO_BEGINNING, 1)
 
 
-def test_rounded_as_when_all_is_written_out(kernel_device: str) -> None:
-    given = Inputs(kernel_device, 2, 64, 64, (4, 4))
+def test_rounded_as_when_all_is_written_out(hopper: str) -> None:
+    given = Inputs(hopper, 2, 64, 64, (4, 4))
     given.x, given.plus, given.weights[0] = (torch.randn_like(t) for t in (given.x, given.plus, given.weights[0]))
     given.weights[0] /= 16
     x, weight, bias, plus = given.x, given.weights[0], given.biases[0].normal_(), given.plus
@@ -133,8 +135,8 @@ def test_rounded_as_when_all_is_written_out(kernel_device: str) -> None:
     torch.testing.assert_close(out, expected, rtol=2**-7, atol=2**-5)
 
 
-def test_nans_and_infinities_stay_visible(kernel_device: str) -> None:
-    given = Inputs(kernel_device, 1, 64, 64, (4, 4))
+def test_nans_and_infinities_stay_visible(hopper: str) -> None:
+    given = Inputs(hopper, 1, 64, 64, (4, 4))
     given.weights[0].fill_(1)
     given.x[0, 3, 0, 0], given.biases[0, 5], given.plus[0, 7, 3, 3] = torch.nan, torch.inf, -torch.inf
     for switches in (FIRST, SECOND):

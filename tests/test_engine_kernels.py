@@ -274,6 +274,7 @@ def test_gradients_of_a_residual_encoder(double: bool, emulator: Emulator, monke
     agent = RainbowConfig(batch_size=6, hidden_dim=64, seed_steps=20, k=2, double=double, weight_decay=0.0)
     plain = make_learner(spec, agent, PLAIN, "cpu")
     emulate(monkeypatch, emulator.kernel)
+    monkeypatch.setattr(runtime, "multiplies_wide", lambda: True)
     monkeypatch.setattr(runtime, "shared_bytes_per_block", lambda: 227 * 1024)
     monkeypatch.setattr(runtime, "compile_together", lambda _: None)
     ours = make_learner(spec, agent, dataclasses.replace(EMULATED, precision="bf16"), "cpu")

@@ -30,6 +30,8 @@ THOROUGHLY, WELL = "sm_90a", "sm_80"
 compiling takes time."""
 REGISTERS = 65_536
 """Of a multiprocessor; handed out to warps by eights for each thread."""
+HOPPERS = "conv_same"
+"""The kernel that no other architecture has."""
 CALLING = "draw"
 """The kernel that calls functions, around which registers are saved."""
 SPILLED = 32
@@ -95,6 +97,7 @@ def programs(shared_bytes: int) -> Mapping[str, Program]:
         patch.setattr(runtime, "shared_bytes_per_block", lambda: shared_bytes)
         patch.setattr(kernels, "available", lambda: True)
         patch.setattr(encoder, "_on_the_current_gpu", lambda _: True)
+        patch.setattr(runtime, "multiplies_wide", lambda: True)
         patch.setattr("drq.engine.settings.computes_in_bf16", lambda _: True)
         patch.setattr(EngineSettings, "apply_globally", lambda _: None)
         for config in runs():
@@ -130,7 +133,8 @@ def test_every_program_compiles_and_fits(architecture: str) -> None:
     of_each: dict[Hashable, tuple[str, Program]] = {}
     for text, program in programs(limit).items():
         kind = text if architecture == THOROUGHLY else program.switches if architecture == WELL else program.name
-        of_each[kind] = text, program
+        if architecture == THOROUGHLY or program.name != HOPPERS:
+            of_each[kind] = text, program
     for text, program in of_each.values():
         code, log = runtime.compile_with_log(text, architecture, "--ptxas-options=-v")
         what = f"{program.name} on {architecture}:\n{log}"

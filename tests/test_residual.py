@@ -11,6 +11,7 @@ from drq.backend import same_pool
 from drq.engine.kernels.conv_same import Weights
 from drq.engine.kernels.many import sums_of_rows
 from drq.engine.kernels.residual import LAYERS, STAGES, InTurn, Kept, Passes, _pack, back, there
+from emulation import needs_hopper
 
 CHANNELS = [(4, 64), *[(64, 64)] * 4, (64, 128), *[(128, 128)] * 9]
 """Of the layers: the encoder of `strong`."""
@@ -99,11 +100,12 @@ def assert_right(device: str, sizes: tuple[int, int], image_size: tuple[int, int
         assert apart(one, other) < 0.02, number
 
 
-def test_there_and_back(kernel_device: str) -> None:
-    assert_right(kernel_device, (3, 2), (11, 9))
+def test_there_and_back(hopper: str) -> None:
+    assert_right(hopper, (3, 2), (11, 9))
 
 
 @pytest.mark.gpu
+@needs_hopper
 @pytest.mark.parametrize("views", [32, 64])
 def test_batches_of_a_real_size(views: int) -> None:
     assert_right("cuda", (views, 32), (84, 84))

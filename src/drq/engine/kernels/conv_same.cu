@@ -76,12 +76,10 @@ conv_same(const u16* __restrict__ x, const u16* weight, const float* bias, const
 #pragma unroll 1
     for (int number = 0; number < PASSING; ++number) {
         const int stage = number % STAGES, next = number + STAGES - 1, place = next % STAGES;
-        wait_for_block<STAGES - 2>(barriers + stage * 8, number / STAGES);
+        wait_for_block(barriers + stage * 8, number / STAGES);
         __syncthreads();  // all have these weights, and are done with those whose place is taken next
         if (next < PASSING)
             fetch_block(stages + place * STAGE, weight + fetched * (STAGE / 2), STAGE, barriers + place * 8);
-        else
-            copy_commit();
         fetched = fetched + 1 < PASSING ? fetched + 1 : 0;
 
         const int tap = passing / PARTS;

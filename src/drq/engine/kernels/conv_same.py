@@ -1,5 +1,5 @@
 """A 3 x 3 convolution of 64 or 128 channels within a margin of zeros, with what stands around it in a residual block,
-in one launch: there and back.
+in one launch: there and back. For Hopper.
 """
 
 from __future__ import annotations

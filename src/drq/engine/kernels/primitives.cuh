@@ -106,13 +106,12 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const Vec4& a, u32 b
 }
 
 // The same for the four warps of a group, 16 rows of 64 each, with 64 or 128 columns: d[16 x N] += a[16 x 16] b[16 x N].
-// All of them multiply with `factors` in shared memory: at [k / 8][column] 16 bytes, eight neighbouring k. Hopper's
-// multiplier reads them itself, while the warps go on: products stand between begin and end, and neither they nor `a` may be
-// touched until they have been waited for. Elsewhere they are made at once.
+// All of them multiply with `factors` in shared memory: at [k / 8][column] 16 bytes, eight neighbouring k. The multiplier, which
+// Hopper alone has, reads them itself, while the warps go on: products stand between begin and end, and neither they nor `a`
+// may be touched until they have been waited for.
 //
-// The factors come as blocks of memory, `fetch_block` by all threads. On Hopper one instruction copies a block, past the
-// threads, and counts at its barrier what has landed: what threads copied would have to be passed on to the multiplier,
-// and that waits for all that is still under way. Elsewhere each block is a group of copies.
+// The factors come as blocks of memory. One instruction copies a block, past the threads, and counts at its barrier what has
+// landed: what threads copied would have to be passed on to the multiplier, and that waits for all that is still under way.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 __device__ __forceinline__ void prepare_barriers(u32 barriers, int count) {
     if (threadIdx.x == 0) {
@@ -129,8 +128,8 @@ __device__ __forceinline__ void fetch_block(u32 to, const void* from, int bytes,
                  :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 
-// `round`: how often something was fetched to this barrier before. `pending`: how many blocks were fetched since.
-template <int pending> __device__ __forceinline__ void wait_for_block(u32 barrier, int round) {
+// `round`: how often something was fetched to this barrier before.
+__device__ __forceinline__ void wait_for_block(u32 barrier, int round) {
     asm volatile("{\n.reg .pred done;\nagain:\n"
                  "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}"
                  :: "r"(barrier), "r"(round & 1) : "memory");
@@ -169,31 +168,6 @@ template <int BLOCKS_OF_8>
 __device__ __forceinline__ void multiply_wide(float (&d)[BLOCKS_OF_8][4], const Vec4& a, u32 factors) {
     // All in units of 16 bytes: where they begin, from one k / 8 to the next, from eight columns to the next eight.
     multiply_described(d, a, (unsigned long long)8 << 32 | BLOCKS_OF_8 * 8 << 16 | factors >> 4);
-}
-#else
-__device__ __forceinline__ void prepare_barriers(u32 barriers, int count) {}
-
-__device__ __forceinline__ void fetch_block(u32 to, const void* from, int bytes, u32 barrier) {
-    for (int i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16) copy_async(to + i, (const u8*)from + i, true);
-    copy_commit();
-}
-
-template <int pending> __device__ __forceinline__ void wait_for_block(u32 barrier, int round) { copy_wait<pending>(); }
-
-__device__ __forceinline__ void begin_products() {}
-__device__ __forceinline__ void end_products() {}
-__device__ __forceinline__ void wait_for_products() {}
-
-template <int BLOCKS_OF_8>
-__device__ __forceinline__ void multiply_wide(float (&d)[BLOCKS_OF_8][4], const Vec4& a, u32 factors) {
-    const u32 lane = threadIdx.x % 32;
-    const u32 mine = factors + (lane / 8 % 2 * (BLOCKS_OF_8 * 8) + lane / 16 * 8 + lane % 8) * 16;
-#pragma unroll
-    for (int j = 0; j < BLOCKS_OF_8; j += 2) {
-        const Vec4 two = load_matrices(mine + j * 128);
-        multiply_add(d[j], a, two.v[0], two.v[1]);
-        multiply_add(d[j + 1], a, two.v[2], two.v[3]);
-    }
 }
 #endif
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import runtime
 from .activation import _bias_pool_gradient, _bias_relu_gradient, _new, bias_pool_into
 from .conv_pool import conv_pool_into, conv_pool_suits
 from .conv_pool_weight import _conv_pool_weight, conv_pool_weight_suits
@@ -79,7 +80,8 @@ def most_together(weights: Sequence[Tensor], height: int, width: int) -> int:
     cannot do it, or not on this GPU."""
     first, *rest = weights
     _, *sizes = _sizes(height, width)
-    suits = conv_pool_suits(first, height, width) and conv_pool_weight_suits(first.shape[1], len(first), height, width)
+    suits = runtime.multiplies_wide() and conv_pool_suits(first, height, width)
+    suits = suits and conv_pool_weight_suits(first.shape[1], len(first), height, width)
     suits = suits and len(rest) == len(sizes) and all(weight.shape[2:] == (3, 3) for weight in rest)
     for weight, size in zip(rest, sizes, strict=False):
         outputs, channels = weight.shape[:2]

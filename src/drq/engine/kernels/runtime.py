@@ -233,10 +233,14 @@ _wanted: dict[str, tuple[str, int, int]] | None = None
 _lock = threading.RLock()
 
 
+def multiplies_wide() -> bool:
+    """Whether the current GPU has Hopper's matrix instructions, which what comes after it does not have either."""
+    return torch.cuda.get_device_capability() == (9, 0)
+
+
 def _architecture() -> str:
     major, minor = torch.cuda.get_device_capability()
-    # Hopper's matrix instructions are no other's, not even those of what comes after it.
-    return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
+    return f"sm_{major}{minor}" + ("a" if multiplies_wide() else "")
 
 
 def kernel(
