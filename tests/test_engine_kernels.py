@@ -287,3 +287,9 @@ def test_gradients_of_a_residual_encoder(double: bool, emulator: Emulator, monke
     expected, found = gradients_of(plain), gradients_of(ours)
     assert asked.count("conv_same") == 14 + 14
     assert_same_gradients(found, expected, within=0.15)
+    # What acts goes the same way, alone.
+    images = torch.randint(256, (2, *spec.observation_shape), dtype=torch.uint8)
+    with torch.no_grad():
+        features = [each.backend.encode(each.agent.modules["target"].encoder, images) for each in (plain, ours)]
+    assert asked.count("conv_same") == 14 + 14 + 14
+    assert float((features[1] - features[0]).norm() / features[0].norm()) < 0.02

@@ -269,22 +269,19 @@ class FastBackend(Backend):
 
     def _together(self, passes: Sequence[Pass]) -> list[Tensor] | None:
         """All at once, where there are kernels for it: of one network or two, the first pass alone with a way back."""
-        first = passes[0].encoder
-        own, others = ([each for each in passes if (each.encoder is first) == same] for same in (True, False))
-        images = {id(each): each.views for each in passes if isinstance(each.views, Tensor)}
-        fits = len(images) == len(passes) and sum(map(len, images.values())) <= self._most_together
-        encoders = {id(each.encoder): each.encoder for each in (passes[0], *others)}
-        if len(encoders) > 2 or not fits or any(each.trained for each in passes[1:]):
+        first, *rest = passes
+        in_order = sorted(passes, key=lambda each: each.encoder is not first.encoder)  # the kernels' order
+        own = sum(each.encoder is first.encoder for each in passes)
+        views = [each.views for each in in_order if isinstance(each.views, Tensor)]
+        fits = len(views) == len(passes) and sum(map(len, views)) <= self._most_together
+        networks = {id(each.encoder) for each in passes}
+        if not fits or len(networks) > 2 or any(each.trained for each in rest):
             return None
-        given = kernels.Passes(
-            [images[id(each)] for each in own],
-            [images[id(each)] for each in others],
-            _multiplied(others[0].encoder) if others else [],
-            passes[0].trained and torch.is_grad_enabled(),
-            self._side,
-        )
-        features = kernels.encode_passes(given, _multiplied(first))
-        found = {id(each): flattened(of_it) for each, of_it in zip((*own, *others), features, strict=True)}
+        other = _multiplied(in_order[-1].encoder) if len(networks) == 2 else []
+        trained = first.trained and torch.is_grad_enabled()
+        given = kernels.Passes(views[:own], views[own:], other, trained, self._side)
+        features = kernels.encode_passes(given, _multiplied(first.encoder))
+        found = {id(each): flattened(of_it) for each, of_it in zip(in_order, features, strict=True)}
         return [found[id(each)] for each in passes]
 
     # Updates.
