@@ -10,13 +10,13 @@ import torch
 
 from drq.agents import Returns, make_agent
 from drq.backend import Backend
-from drq.config import AgentConfig, DQNConfig, RainbowConfig
+from drq.config import AgentConfig, DQNConfig, EngineConfig, RainbowConfig
 from drq.engine import EngineSettings, FastBackend, Learner, kernels
 from drq.engine.kernels import encoder, runtime
 from drq.engine.staging import StagedStore
 from drq.envs.protocol import EnvSpec
 from drq.replay import Choice, Replay, UniformSampler
-from emulation import Emulator
+from emulation import Emulator, needs_hopper
 from learners import (
     CASES,
     CONTROL,
@@ -293,3 +293,20 @@ def test_gradients_of_a_residual_encoder(double: bool, emulator: Emulator, monke
         features = [each.backend.encode(each.agent.modules["target"].encoder, images) for each in (plain, ours)]
     assert asked.count("conv_same") == 14 + 14 + 14
     assert float((features[1] - features[0]).norm() / features[0].norm()) < 0.02
+
+
+@pytest.mark.gpu
+@needs_hopper
+def test_a_captured_update_of_a_residual_encoder_has_the_bits_of_one_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs beside each other there runs one after the other here: packing, gradients of weights, the step of the
+    wide layer, the heads."""
+    monkeypatch.setattr("drq.engine.backend.WIDE_LAYER", 1000)
+    agent = RainbowConfig(batch_size=32, hidden_dim=256, seed_steps=20, k=2, weight_decay=0.1)
+    found = []
+    for cuda_graphs in ("on", "off"):
+        engine = EngineConfig(precision="bf16", compile="off", cuda_graphs=cuda_graphs)
+        learner = make_learner(dataclasses.replace(GAME, frame_shape=(1, 84, 84)), agent, engine, "cuda")
+        assert learner.backend._most_together
+        found.append(weights_after(learner, 20))
+    for name, value in found[0].items():
+        assert torch.equal(value, found[1][name]), name
