@@ -328,7 +328,8 @@ class FastBackend(Backend):
         with optimizer.leaf(wide).register_post_accumulate_grad_hook(step_ahead) if ahead else nullcontext():
             loss.backward(inputs=[optimizer.leaf(parameter) for parameter in parameters])
         norm = optimizer.clip_and_step(max_norm)
-        self._last.join()
+        if ahead:  # a stream that has no part in a capture must not be waited for in it
+            self._last.join()
         return norm
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
