@@ -271,7 +271,7 @@ def test_captured_updates_follow_the_schedule_of_returns(use_kernels: Any) -> No
 def test_gradients_of_a_residual_encoder(double: bool, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     """All passes of an update at once, of two networks that differ, from views to the gradients of every weight."""
     spec = dataclasses.replace(GAME, frame_shape=(1, 11, 9))
-    agent = RainbowConfig(batch_size=6, hidden_dim=64, seed_steps=20, k=2, double=double, weight_decay=0.0)
+    agent = RainbowConfig(batch_size=2, hidden_dim=64, seed_steps=20, k=2, double=double, weight_decay=0.0)
     plain = make_learner(spec, agent, PLAIN, "cpu")
     emulate(monkeypatch, emulator.kernel)
     monkeypatch.setattr(runtime, "multiplies_wide", lambda: True)
