@@ -295,6 +295,29 @@ def test_gradients_of_a_residual_encoder(double: bool, emulator: Emulator, monke
     assert float((features[1] - features[0]).norm() / features[0].norm()) < 0.02
 
 
+@pytest.mark.parametrize("broken", ["pack", "stacked"])
+def test_where_a_kernel_of_a_residual_encoder_does_not_compile(
+    broken: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of them, and one that is compiled after them: none is launched."""
+
+    def kernel(name: str, *args: Any) -> Any:
+        if name == broken:
+            raise kernels.KernelError("a kernel does not compile for sm_999:\nmany\nlines")
+        return emulator.kernel(name, *args)
+
+    spec = dataclasses.replace(GAME, frame_shape=(1, 11, 9))
+    agent = RainbowConfig(batch_size=2, hidden_dim=64, seed_steps=20)
+    asked = emulate(monkeypatch, kernel)
+    monkeypatch.setattr(runtime, "multiplies_wide", lambda: True)
+    monkeypatch.setattr(runtime, "shared_bytes_per_block", lambda: 227 * 1024)
+    learner = make_learner(spec, agent, dataclasses.replace(EMULATED, precision="bf16"), "cpu")
+    assert "Going on with PyTorch's kernels: a kernel does not compile for sm_999." in capsys.readouterr().err
+    asked.clear()
+    learner.update()
+    assert not asked
+
+
 @pytest.mark.gpu
 @needs_hopper
 def test_a_captured_update_of_a_residual_encoder_has_the_bits_of_one_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:

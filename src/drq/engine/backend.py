@@ -44,8 +44,6 @@ WIDE_INPUT = 4096
 WIDE_LAYER = 10_000_000
 """Weights, from which a step is worth a launch of its own: as soon as their gradient is there, beside those of the
 convolutions before them. It waits for memory, they for the tensor cores, which come first."""
-MOST_ELEMENTS = 2**31
-"""Of what a convolution reads or writes, as far as kernels of ours count in 32 bits: 4,755 images of `strong`."""
 
 
 class FrameViews(NamedTuple):
@@ -100,6 +98,7 @@ class FastBackend(Backend):
                 self._compile_kernels(agent, replay)
             except kernels.KernelError as error:
                 self.kernels = self.fused = False
+                self._most_together = 0
                 reason = str(error).splitlines()[0].rstrip(":.")
                 print(f"Going on with PyTorch's kernels: {reason}.", file=sys.stderr)
         if not self.fused:
@@ -191,7 +190,7 @@ class FastBackend(Backend):
     ) -> Tensor:
         factors = self.factors or weight.dtype
         x, weight = x.to(factors), weight.to(factors)
-        countable = len(x) * max(x.shape[1], len(weight)) * x.shape[2] * x.shape[3] < MOST_ELEMENTS
+        countable = len(x) * max(x.shape[1], len(weight)) * x.shape[2] * x.shape[3] < kernels.MOST_ELEMENTS
         ours = self.kernels and countable and x.device.type == self.device.type
         if relu_first:
             x = F.relu(x)

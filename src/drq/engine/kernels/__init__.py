@@ -16,10 +16,11 @@ from .conv_same import Weights
 from .encoder import encode_views, encode_views_two, prepare, supported
 from .gathering import MOST_VIEWS, stacked_kernel, stacked_views, transitions, transitions_kernel
 from .residual import InTurn, Passes, Side, encode_passes, launch_all, most_together
-from .runtime import KernelError, available, compile_together
+from .runtime import MOST_ELEMENTS, KernelError, available, compile_together
 from .storing import Store, store_kernel
 
 __all__ = [
+    "MOST_ELEMENTS",
     "MOST_VIEWS",
     "Adam",
     "InTurn",

@@ -24,8 +24,6 @@ from .many import Packing, packed, sums_of_rows
 
 STAGES, LAYERS = 3, 5
 """Of the encoder; convolutions of a stage: one before the pool, and two of each of two blocks."""
-_MOST_ELEMENTS = 2**31
-"""Of what a kernel reads or writes."""
 
 
 class Side(Protocol):
@@ -87,7 +85,7 @@ def most_together(weights: Sequence[Tensor], height: int, width: int) -> int:
         outputs, channels = weight.shape[:2]
         suits = suits and conv_same_suits(channels, outputs, *size) and conv_same_suits(outputs, channels, *size)
     height, width = sizes[0]
-    return _MOST_ELEMENTS // (max(map(len, weights)) * height * width) if suits else 0
+    return runtime.MOST_ELEMENTS // (max(map(len, weights)) * height * width) if suits else 0
 
 
 def launch_all(image: Tensor, weights: Sequence[Weights]) -> None:

@@ -25,6 +25,8 @@ from drq.code_cache import code_for
 SOURCES = Path(__file__).parent
 EXACT = "#define EXACT 1\n"
 """In a program that defines this no product is fused with a sum: it computes what a CPU would, to the last bit."""
+MOST_ELEMENTS = 2**31
+"""Of what a convolution reads or writes, as far as kernels of ours count in 32 bits: 4,755 images of `strong`."""
 Argument = torch.Tensor | int | float | ctypes.c_int | ctypes.c_double | ctypes.c_void_p | ctypes.Structure | None
 
 _MAX_DYNAMIC_SHARED_SIZE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
